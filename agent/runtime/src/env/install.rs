@@ -18,6 +18,9 @@ use super::uv::{self, Finder, Found};
 use super::{AcquireError, BuildWorkspace, EnvConfig, Phase, Progress, pip_output};
 use crate::exec::Command;
 
+/// The file with the lines, in the directory where installers run: they repeat its name in much of what they print.
+const LIST: &str = "requirements.txt";
+
 const INSTALL: &str = "installing packages";
 const CHECK: &str = "checking that packages fit each other";
 const MISFIT: &str = "warning: packages do not fit each other";
@@ -87,7 +90,7 @@ impl Installer {
                 builder.own(&cache).map_err(AcquireError::io("give to its builder", &cache))?;
             }
         }
-        let list = workspace.prefix().join("requirements.txt");
+        let list = workspace.prefix().join(LIST);
         let text = wanted.lines.join("\n") + "\n";
         let written = failpoint::hit("env.requirements.write").and_then(|()| fs::write(&list, text));
         written.map_err(AcquireError::io("write", &list))?;
@@ -95,12 +98,12 @@ impl Installer {
         workspace.say(&format!("{INSTALL}: {}", wanted.lines.join(", ")));
         workspace.tell(Progress::of(Phase::Pip, ""));
         let by_uv = match uv {
-            Some(uv) => self.by_uv(uv, wanted, &list, workspace).await?,
+            Some(uv) => self.by_uv(uv, wanted, workspace).await?,
             None => false,
         };
         let mut hashes = Hashes::new();
         if !by_uv {
-            hashes = self.by_pip(wanted, &list, workspace).await?;
+            hashes = self.by_pip(wanted, workspace).await?;
         }
         let after = dists::dists(workspace.prefix());
         if let Some(uv) = uv.filter(|_| by_uv) {
@@ -117,7 +120,6 @@ impl Installer {
         &self,
         found: &Found,
         wanted: &InstallSpec,
-        list: &Path,
         workspace: &BuildWorkspace,
     ) -> Result<bool, AcquireError> {
         workspace.say(&format!("using {} ({})", found.program.display(), found.version));
@@ -128,7 +130,7 @@ impl Installer {
         if wanted.exact {
             command = command.arg("--no-deps");
         }
-        let command = self.clean(command, wanted, workspace).arg("-r").arg(list);
+        let command = self.clean(command, wanted, workspace).args(["-r", LIST]);
         let ran = workspace.install(INSTALL, command, Downloads::of_uv()).await?;
         if ran.success {
             return Ok(true);
@@ -140,12 +142,7 @@ impl Installer {
         Err(uv::judge(&ran, &wanted.lines, INSTALL, workspace.prefix()))
     }
 
-    async fn by_pip(
-        &self,
-        wanted: &InstallSpec,
-        list: &Path,
-        workspace: &BuildWorkspace,
-    ) -> Result<Hashes, AcquireError> {
+    async fn by_pip(&self, wanted: &InstallSpec, workspace: &BuildWorkspace) -> Result<Hashes, AcquireError> {
         let report = scratch(workspace).join("report.json");
         let pip = pip_version(&dists::dists(workspace.prefix()));
         let bar = if pip >= COUNTS { "raw" } else { "off" };
@@ -162,7 +159,7 @@ impl Installer {
         if pip >= REPORTS {
             command = command.arg("--report").arg(&report);
         }
-        let command = self.clean(command, wanted, workspace).arg("-r").arg(list);
+        let command = self.clean(command, wanted, workspace).args(["-r", LIST]);
         let mut ran = workspace.install(INSTALL, command, Downloads::of_pip()).await?;
         if ran.success {
             // pip has checked already, and prints an error for what it accepts.
@@ -171,7 +168,7 @@ impl Installer {
             }
             return Ok(fs::read(report).map(|text| dists::hashes_of_report(&text)).unwrap_or_default());
         }
-        ran.text = pip_output::name_lines(&ran.text, list, &wanted.lines);
+        ran.text = pip_output::name_lines(&ran.text, LIST, &wanted.lines);
         Err(pip_output::judge(&ran, INSTALL, workspace.prefix()))
     }
 

@@ -6,9 +6,9 @@ use super::AcquireError;
 use super::build_workspace::Ran;
 
 /// Replaces pip's references to lines of a file, which only the builder knows, by the lines themselves.
-pub(super) fn name_lines(text: &str, list: &Path, requirements: &[String]) -> String {
+pub(super) fn name_lines(text: &str, list: &str, requirements: &[String]) -> String {
     requirements.iter().enumerate().fold(text.to_owned(), |text, (index, requirement)| {
-        let place = format!("-r {} (line {})", list.display(), index + 1);
+        let place = format!("-r {list} (line {})", index + 1);
         text.replace(&format!(" (from {place})"), "").replace(&place, requirement)
     })
 }
@@ -109,9 +109,8 @@ mod tests {
     #[test]
     fn test_lines_of_the_list_are_named() {
         let lines = ["nope==9".to_owned(), "other".to_owned()];
-        let text =
-            "for nope==9 (from -r /e/list (line 1))\ninstall -r /e/list (line 1) and -r /e/list (line 2)";
-        let named = name_lines(text, Path::new("/e/list"), &lines);
+        let text = "for nope==9 (from -r list (line 1))\ninstall -r list (line 1) and -r list (line 2)";
+        let named = name_lines(text, "list", &lines);
         assert_eq!(named, "for nope==9\ninstall nope==9 and other");
     }
 }
