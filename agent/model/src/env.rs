@@ -118,6 +118,14 @@ impl EnvSpec {
             EnvSpec::Named { .. } => "named",
         }
     }
+
+    /// What a job that waits for it is told: its kind, or the name under which the node defines it.
+    pub fn called(&self) -> String {
+        match self {
+            EnvSpec::Named { reference } => crate::curated::name(reference).unwrap_or(reference.clone()),
+            other => other.kind().to_owned(),
+        }
+    }
 }
 
 /// Options in their order, then packages, sorted, each once.
@@ -250,5 +258,7 @@ mod tests {
         ] {
             assert_eq!(spec.summary(), expected);
         }
+        let named = |reference: &str| EnvSpec::Named { reference: reference.into() }.called();
+        assert_eq!([named("azureml:AzureML-a@latest"), EnvSpec::host().called()], ["a", "host"]);
     }
 }

@@ -120,10 +120,10 @@ pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
 /// The wait before the retry of something that was killed or interrupted from outside.
 const SOON: Duration = Duration::from_secs(30);
 
-/// The fault for an environment that could not be prepared. `kind` is the user's name for its kind.
-pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
+/// The fault for an environment that could not be prepared. `called` is what its user knows it as.
+pub(crate) fn environment(error: &AcquireError, called: &str) -> Fault {
     use AcquireError as E;
-    let what = format!("could not prepare the {kind} environment");
+    let what = format!("could not prepare the {called} environment");
     let fault = |code| Fault::new(code, what.clone()).because(error);
     let advised = |code, hint: &Option<String>, usual: &str| {
         fault(code).fix(hint.clone().unwrap_or_else(|| usual.to_owned()))
@@ -186,7 +186,7 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
         E::Stalled { .. } | E::Failed { .. } => {
             fault(Code::EnvBuild).fix("the build log says more: `agentctl logs --build`")
         }
-        E::Remembered { error, ago, left } => environment(error, kind).why(format!(
+        E::Remembered { error, ago, left } => environment(error, called).why(format!(
             "this is remembered from a build {} s ago; a job that begins in {} s or later tries again",
             ago.as_secs(),
             left.as_secs() + 1

@@ -127,7 +127,7 @@ impl<J: Journal> Runner<J> {
     /// Gets the environment, and ships what its builder prints meanwhile.
     pub(super) async fn build(&mut self) -> Step<EnvLease> {
         let wanted = self.record.spec.environment.clone();
-        self.enter(ReplicaEvent::StepDone, wanted.kind()).await?;
+        self.enter(ReplicaEvent::StepDone, &wanted.called()).await?;
         self.admit().await?;
         let log = self.dir.log(Stream::Build);
         let told = watch::Sender::new(None);
@@ -137,7 +137,7 @@ impl<J: Journal> Runner<J> {
             never = self.follow_progress(told.subscribe()) => match never {},
         };
         self.shipping.build.written(outputs::length(&log));
-        let environment = or_end(acquired.map_err(|error| faults::environment(&error, wanted.kind())))?;
+        let environment = or_end(acquired.map_err(|error| faults::environment(&error, &wanted.called())))?;
         if !environment.reused() {
             self.worker.built.notify_one();
         }
