@@ -70,6 +70,9 @@ impl Aspect {
     }
 }
 
+/// The name of the environment that was made; a job that has not ended has none yet.
+const BUILT_AS: &str = "(built as)";
+
 /// What is known of a job.
 #[derive(Debug, Default)]
 struct Side {
@@ -114,7 +117,7 @@ pub(super) async fn diff(args: &DiffArgs, to: Option<&Target>, output: &mut Outp
     }
     let same_code = one.spec.code == other.spec.code;
     let paper = output.paper();
-    output.print(&render([&one.job, &other.job], &found, &files, same_code, paper))?;
+    output.print(&render([&one.job, &other.job], &known(&sides), &found, &files, same_code, paper))?;
     notes.iter().for_each(|note| output.note(note));
     Ok(())
 }
@@ -126,7 +129,7 @@ async fn side(client: &Client, job: &JobView, nodes: &[NodeView]) -> Result<Side
     match used.map(|used| (&used.key, used.lock)) {
         None => drop(side.unknown.insert(Aspect::Packages, "it has not run to an end".to_owned())),
         Some((key, lock)) => {
-            side.add(Aspect::Environment, "(built as)", key.clone());
+            side.add(Aspect::Environment, BUILT_AS, key.clone());
             match lock {
                 None => {
                     let why = "nothing in its environment was chosen for it".to_owned();
@@ -238,12 +241,21 @@ fn machine(inventory: &Inventory) -> Vec<(&'static str, String)> {
     facts.into_iter().filter(|(_, text)| !text.is_empty()).collect()
 }
 
-/// What differs, in the order of the parts. A part that is not known of one side is left out.
-fn differences([one, other]: &[Side; 2]) -> Vec<Difference> {
+/// The parts that are known of both sides.
+fn known(sides: &[Side; 2]) -> Vec<Aspect> {
+    let is_known = |part: &Aspect| sides.iter().all(|side| !side.unknown.contains_key(part));
+    Aspect::ALL.into_iter().filter(is_known).collect()
+}
+
+/// What differs, in the order of the parts; what is not known of one side is left out.
+fn differences(sides: &[Side; 2]) -> Vec<Difference> {
+    let [one, other] = sides;
     let mut keys: Vec<_> = one.facts.keys().chain(other.facts.keys()).collect();
     keys.sort_unstable();
     keys.dedup();
-    let is_known = |part: &Aspect| !one.unknown.contains_key(part) && !other.unknown.contains_key(part);
+    let known = known(sides);
+    let is_told =
+        |found: &Difference| found.name != BUILT_AS || (found.one.is_some() && found.other.is_some());
     let of = |key: &(Aspect, String)| Difference {
         part: key.0,
         name: key.1.clone(),
@@ -251,9 +263,9 @@ fn differences([one, other]: &[Side; 2]) -> Vec<Difference> {
         other: other.facts.get(key).cloned(),
     };
     keys.into_iter()
-        .filter(|(part, _)| is_known(part))
+        .filter(|(part, _)| known.contains(part))
         .map(of)
-        .filter(|found| found.one != found.other)
+        .filter(|found| found.one != found.other && is_told(found))
         .collect()
 }
 
@@ -270,13 +282,14 @@ fn notes(jobs: [&str; 2], sides: &[Side; 2], code: Option<&String>) -> Vec<Strin
 /// The report for people.
 fn render(
     jobs: [&str; 2],
+    known: &[Aspect],
     found: &[Difference],
     files: &[ChangedFile],
     same_code: bool,
     paper: Paper,
 ) -> String {
     let mut text = format!("- {}\n+ {}\n", clean(jobs[0]), clean(jobs[1]));
-    for part in Aspect::ALL {
+    for &part in known {
         let of_part: Vec<&Difference> = found.iter().filter(|difference| difference.part == part).collect();
         if of_part.is_empty() {
             continue;
@@ -293,7 +306,7 @@ fn render(
     for file in files {
         text.push_str(&file.render(paper));
     }
-    let same = Aspect::ALL.iter().filter(|part| found.iter().all(|difference| difference.part != **part));
+    let same = known.iter().filter(|part| found.iter().all(|difference| difference.part != **part));
     let same: Vec<&str> = same.map(|part| part.name()).chain(same_code.then_some("code")).collect();
     if !same.is_empty() {
         text.push_str(&format!("\nno difference: {}\n", same.join(", ")));
@@ -349,7 +362,7 @@ mod tests {
         };
         sides[0].take_packages(&lock("1"));
         sides[1].take_packages(&lock("2"));
-        let text = render(["one", "two"], &differences(&sides), &[], true, PAPER);
+        let text = render(["one", "two"], &known(&sides), &differences(&sides), &[], true, PAPER);
         insta::assert_snapshot!(text, @r"
         - one
         + two
@@ -382,8 +395,11 @@ mod tests {
     fn test_a_part_that_is_not_known_of_one_job_is_not_compared() {
         let mut sides = [Side::default(), Side::default()];
         sides[0].add(Aspect::Packages, "numpy", "1".to_owned());
+        sides[0].add(Aspect::Environment, BUILT_AS, "pip-1".to_owned());
         sides[1].unknown.insert(Aspect::Packages, "it has not run to an end".to_owned());
         assert_eq!(differences(&sides), []);
+        let text = render(["a", "b"], &known(&sides), &[], &[], true, PAPER);
+        assert!(text.ends_with("data, environment, machine, metrics, end, code\n"), "{text}");
         let notes = notes(["a", "b"], &sides, None);
         assert_eq!(notes, ["packages of b are not compared: it has not run to an end"]);
     }
