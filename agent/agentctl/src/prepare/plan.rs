@@ -352,6 +352,8 @@ fn no_directory(file: &Path, code: &Path) -> Option<Fault> {
 }
 
 fn directory_name(dir: &Path) -> String {
+    // What a file that is named without a directory is in.
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
     name(dir).or_else(|| name(&dir.canonicalize().ok()?)).unwrap_or_default()
 }
@@ -582,6 +584,15 @@ mod tests {
         let needs = Needs { cpus: Some(8), time: Some(Duration::from_secs(5)), ..Needs::default() };
         let draft = Plan::read(dir.path(), Changes { needs, ..Changes::default() }).unwrap().draft;
         assert_eq!((draft.resources.cpus, draft.limits.timeout), (8, Some(Duration::from_secs(5))));
+    }
+
+    #[test]
+    fn test_a_directory_has_a_name_however_it_is_written() {
+        let here = std::env::current_dir().unwrap();
+        let expected = here.file_name().unwrap().to_str().unwrap();
+        for written in ["", ".", "../agentctl", "src/.."].map(Path::new).into_iter().chain([here.as_path()]) {
+            assert_eq!(directory_name(written), expected, "{}", written.display());
+        }
     }
 
     #[test]
