@@ -127,9 +127,10 @@ impl Plan {
         let text = read(file, "the job file")?;
         let job =
             jobfile::command_job(&text, &changes.set).map_err(|refused| in_file(file, refused.into()))?;
-        let mut plan = Plan::of_read(job, file, file.parent().unwrap_or(Path::new("")))?;
+        let base = file.parent().unwrap_or(Path::new(""));
+        let mut plan = Plan::of_read(job, file, base)?;
         if plan.code.is_none() && plan.draft.code.is_none() && changes.command.is_empty() {
-            plan.warnings.push(Remark::of(file, "no `code`: the command starts in an empty directory"));
+            plan.warnings.extend(not_sent(file, base, &plan.draft.command));
         }
         Ok(plan)
     }
@@ -252,6 +253,23 @@ impl Plan {
         self.draft.limits.timeout = needs.time.or(self.draft.limits.timeout);
         Ok(())
     }
+}
+
+/// Without `code` a command finds no files. Said only where it names one that is beside the job file: many commands
+/// need none.
+fn not_sent(file: &Path, base: &Path, command: &str) -> Option<Remark> {
+    let words = command.split(|c: char| c.is_whitespace() || "\"'`;|&<>()=".contains(c));
+    // A word such as `test` may well be no file; one with a dot or a slash inside is meant as a path.
+    let mut paths = words.map(|word| word.strip_prefix("./").unwrap_or(word)).filter(|word| {
+        let inner = word.trim_matches(['.', '/']);
+        inner.contains(['.', '/']) && Path::new(word).is_relative()
+    });
+    let there = paths.find(|path| base.join(path).is_file())?;
+    let message = format!(
+        "no `code`: the command starts in an empty directory and will not find `{there}`; `code: .` sends the \
+         directory of this file"
+    );
+    Some(Remark::of(file, message))
 }
 
 /// An environment that was written into `file`, with the files its lines include.
@@ -465,6 +483,23 @@ mod tests {
             plan.warnings
         );
         Ok(plan.draft.environment)
+    }
+
+    #[test]
+    fn test_a_job_without_code_is_warned_of_files_that_its_command_will_not_find() {
+        for (command, warned) in [
+            ("python ./train.py --lr 1", true),
+            ("cat 'data/x.csv'; ls", true),
+            ("echo hello world", false),
+            ("ls data", false),
+            ("cat ${{inputs.d}}/x.csv > outputs/y.csv", false),
+        ] {
+            let job = format!("command: {command}\ninputs: {{d: {{path: data}}}}\n");
+            let dir = project(&[("job.yml", &job), ("train.py", ""), ("data/x.csv", ""), ("hello", "")]);
+            let warnings = Plan::read(dir.path(), Changes::default()).unwrap().warnings;
+            let told = warnings.iter().any(|warning| warning.message.contains("`code: .` sends"));
+            assert_eq!((told, warnings.len()), (warned, usize::from(warned)), "{command}");
+        }
     }
 
     #[test]
