@@ -78,9 +78,9 @@ fn every_point(jobs: &[(String, Vec<u8>)], args: &MetricsArgs, output: &mut Outp
 
 fn nothing(job: &str, wanted: &[String]) -> String {
     match wanted {
-        [] => format!(
-            "{job} has recorded nothing so far; scripts use mlflow.log_metric, or append to $AGENTD_METRICS"
-        ),
+        [] => {
+            format!("{job} has recorded nothing; scripts use mlflow.log_metric, or append to $AGENTD_METRICS")
+        }
         names => format!("{job} has recorded nothing called {}", names.join(" or ")),
     }
 }
