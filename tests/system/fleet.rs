@@ -193,8 +193,8 @@ fn test_a_fleet_from_nothing() {
     site.add_node("n1", "127.0.0.2");
 
     // Code, log and outputs travel.
-    let project = site.project("ada", "command: 'cat data.txt; echo out > outputs/x'\n");
-    let ran = site.by("ada", &["run", &project]).ok();
+    let project = site.project("ada", "command: 'cat data.txt; echo out > outputs/x'\ncompute: cpu\n");
+    let ran = site.by("ada", &["run", &project]).ok().says("`compute: cpu` has no effect");
     assert!(ran.stdout.contains("a line of code"), "{ran:?}");
     site.by("ada", &["download", "-", "-o", "results"]).ok();
     assert_eq!(fs::read_to_string(site.path("ada/results/outputs/x")).unwrap(), "out\n");

@@ -51,7 +51,13 @@ impl Services {
         }
         let spec = self.with_assets(spec, owner)?;
         self.require_room()?;
-        let (spec, told) = self.pools.demand(spec)?;
+        let (spec, mut told) = self.pools.demand(spec)?;
+        if told.is_some() {
+            // Where one machine without GPUs is all there is, the job misses nothing that a pool could be meant for.
+            let nodes = self.queue.nodes().await?;
+            let plain = nodes.iter().all(|node| node.record.inventory.gpus.is_empty());
+            told = told.filter(|_| nodes.len() > 1 || !plain);
+        }
         // From here until the job is on disk nothing that it names is removed.
         let _relied = self.collector.rely_on(pins::of_spec(&spec)).await;
         self.require_snapshots(&spec.snapshots()).await?;
