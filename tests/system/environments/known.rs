@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use agent_tests::channel::Channel;
 use agent_tests::{Host, SOON, eventually};
+use serde_json::json;
 
 use super::site::{self, Site, conda_file, files_below, kept};
 
@@ -97,6 +98,45 @@ fn test_an_exported_lock_makes_the_same_environment_on_another_box() {
         lines
     };
     assert_eq!(packages(&again), packages(&lock));
+}
+
+#[test]
+fn test_jobs_are_compared_by_the_packages_that_they_ran_with() {
+    let site = Site::started();
+    let ended = |job: String| {
+        assert_eq!(site.ended(&job), "Completed");
+        job
+    };
+    let file = conda_file(&["python", "pip", "tiny-one=1.0"], &["tiny-two"]);
+    let one = ended(site.submit("p", &file, "python -c 'import tiny_two'"));
+    let again = ended(site.host.ctl(&["rerun", &one]).ok().stdout.trim().to_owned());
+    let facts = |job: &str| {
+        let shown = site.host.show(job);
+        [
+            shown["spec"]["code"].clone(),
+            shown["environment"]["key"].clone(),
+            shown["environment"]["lock"].clone(),
+        ]
+    };
+    assert_eq!(facts(&again), facts(&one));
+    assert!(facts(&one).iter().all(|fact| fact.is_string()), "{:?}", facts(&one));
+    let same = site.host.ctl(&["diff", &one, &again, "--json"]).ok().json();
+    let differ = |told: &serde_json::Value, part: &str| {
+        let all = told["differences"].as_array().expect("a list").iter();
+        all.filter(|one| one["part"] == part).cloned().collect::<Vec<_>>()
+    };
+    assert!(differ(&same, "packages").is_empty() && differ(&same, "environment").is_empty(), "{same}");
+    assert_eq!((&same["files"], &same["notes"]), (&json!([]), &json!([])), "{same}");
+
+    let newer = conda_file(&["python", "pip", "tiny-one=2.0"], &[]);
+    let other = ended(site.submit("q", &newer, "python -c 'import tiny_one'"));
+    let told = site.host.ctl(&["diff", &one, &other, "--json"]).ok().json();
+    let packages = differ(&told, "packages");
+    let of =
+        |at: usize, key: &str| packages[at][key].as_str().map(|text| text.split('-').next().unwrap_or(""));
+    assert_eq!(packages.len(), 2, "{packages:?}");
+    assert_eq!([of(0, "name"), of(0, "one"), of(0, "other")], [Some("tiny"), Some("1.0"), Some("2.0")]);
+    assert_eq!(packages[1], json!({"part": "packages", "name": "tiny-two", "one": "1.0", "other": null}));
 }
 
 #[test]
