@@ -1,6 +1,6 @@
 //! One job, left to right: the story of the code tour, told by the program itself.
 
-use agent_tests::Host;
+use agent_tests::{Host, finish};
 
 #[test]
 fn test_a_job_runs_from_nothing_to_its_outputs() {
@@ -27,6 +27,19 @@ fn test_a_job_runs_from_nothing_to_its_outputs() {
     }
     host.ctl(&["stop"]).ok();
     assert_eq!(host.ctl(&["jobs"]).code, 4, "no daemon answers any more");
+}
+
+#[test]
+fn test_a_file_for_the_cloud_runs_without_a_warning_and_belongs_to_its_directory() {
+    let host = Host::started();
+    let file = "$schema: https://example.org/latest/commandJob.schema.json\ncommand: echo \"hello world\"\n\
+                environment: host\ncompute: azureml:cpu-cluster\nidentity: {type: aml_token}\n";
+    let dir = host.project("hello", &[("hello-world.yml", file)]);
+    let ran = finish(host.client(&["run", "hello-world.yml"]).current_dir(&dir)).ok();
+    assert_eq!(ran.stdout, "hello world\n");
+    assert!(!ran.stderr.contains("warning"), "{}", ran.stderr);
+    let job = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0].clone();
+    assert_eq!((&job["title"], &job["experiment"]), (&"echo hello".into(), &"hello".into()));
 }
 
 const JOB: &str = "\
