@@ -83,6 +83,26 @@ fn parse_fields(text: &str) -> Option<(&str, i32, u64)> {
     Some((fields.next()?, fields.next()?.parse().ok()?, fields.nth(17)?.parse().ok()?))
 }
 
+/// The processor time that the processes of a group, and children they waited for, have used so far.
+pub fn processor_time(group: i32) -> Duration {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let stats = entries.filter_map(|entry| {
+        entry.file_name().to_str()?.parse::<i32>().ok()?;
+        fs::read_to_string(entry.path().join("stat")).ok()
+    });
+    stats.filter_map(|stat| ticks_in(&stat, group)).sum::<u32>() * TICK
+}
+
+/// The kernel counts in these for programs, whatever it uses itself.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Of one process, its children included, if it is of that group.
+fn ticks_in(stat: &str, group: i32) -> Option<u32> {
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let ours = fields.nth(2)?.parse() == Ok(group);
+    ours.then(|| fields.skip(8).take(4).filter_map(|ticks| ticks.parse::<u32>().ok()).sum())
+}
+
 /// Every process of the machine that is not dead, as far as it can be seen.
 fn all() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -221,7 +221,7 @@ impl BuildWorkspace {
             .and_then(|()| lend())
             .map_err(AcquireError::io("build in", &self.prefix))?;
         let command = command.cwd(&self.prefix).mark(&self.prefix.to_string_lossy()).stall(self.stall);
-        Ok(command.nice(NICE).within(self.group()))
+        Ok(command.may_work_silently().nice(NICE).within(self.group()))
     }
 
     /// A daemon that is not root cannot use a directory that is lent. No process of its builder runs any more.

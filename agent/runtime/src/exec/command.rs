@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::size;
+use agent_shim::process::processor_time;
 use agent_spawn::Program;
 use futures_util::FutureExt as _;
 use nix::sys::signal::{Signal, killpg};
@@ -31,6 +32,12 @@ use super::memory_group::{Kills, MemoryGroup};
 /// The most output [`Command::capture`] keeps, in bytes; the rest is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
 
+/// How many times as long as others a child may be silent that works.
+const PATIENCE: u32 = 6;
+
+/// Less processor time than this, or a hundredth of the time that it was looked at, is no work.
+const LEAST_WORK: Duration = Duration::from_millis(10);
+
 /// Enters the groups whose `cgroup.procs` files are the first arguments and then becomes the program. It enters
 /// first, since processes that a program starts while it is being moved would stay outside.
 const ENTER: &str = r#"while [ "$1" != -- ]; do echo $$ 2>/dev/null > "$1"; shift; done; shift; exec "$@""#;
@@ -44,6 +51,7 @@ pub struct Command {
     env: BTreeMap<OsString, OsString>,
     cwd: PathBuf,
     stall: Duration,
+    may_work: bool,
     input: Option<Arc<[u8]>>,
     nice: i32,
     within: Option<Arc<MemoryGroup>>,
@@ -130,6 +138,7 @@ impl Command {
             env: BTreeMap::new(),
             cwd: PathBuf::from("/"),
             stall: Duration::from_secs(60),
+            may_work: false,
             input: None,
             nice: 0,
             within: None,
@@ -204,6 +213,13 @@ impl Command {
         self
     }
 
+    /// While it works it may be silent for [`PATIENCE`] times that: pip says nothing while it unpacks.
+    #[must_use]
+    pub(crate) fn may_work_silently(mut self) -> Command {
+        self.may_work = true;
+        self
+    }
+
     /// Its standard input. It is held in memory, so a child that does not read it delays nobody.
     #[must_use]
     pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Command {
@@ -271,7 +287,8 @@ impl Command {
         let stalled = || CommandError::Stalled { program: self.program.clone(), after: self.stall };
         let mut buffers = [vec![0; 64 << 10], vec![0; if pipes[1].is_some() { 64 << 10 } else { 0 }]];
         let [first, second] = &mut buffers;
-        if let (Some((limited, _)), Some(id)) = (&group.within, group.id) {
+        let id = group.id;
+        if let (Some((limited, _)), Some(id)) = (&group.within, id) {
             // Boxed: it runs a command of its own.
             Box::pin(limited.enclose(id.as_raw())).await;
         }
@@ -284,16 +301,17 @@ impl Command {
                 }
                 read = read_some(pipes[0].as_ref(), first) => (0, read),
                 read = read_some(pipes[1].as_ref(), second) => (1, read),
-                () = tokio::time::sleep(self.stall) => return Err(stalled()),
+                () = self.silent(id) => return Err(stalled()),
             };
             match read.map_err(follow)? {
                 0 => pipes[index] = None,
                 length => sink(index, &if index == 0 { &*first } else { &*second }[..length]),
             }
         }
-        match tokio::time::timeout(self.stall, group.exited()).await {
-            Ok(ended) => ended.map_err(follow)?,
-            Err(_) => return Err(stalled()),
+        tokio::select! {
+            biased;
+            ended = group.exited() => ended.map_err(follow)?,
+            () = self.silent(id) => return Err(stalled()),
         }
         let out_of_memory = group.out_of_memory();
         group.kill();
@@ -308,6 +326,23 @@ impl Command {
                 Err(CommandError::OutOfMemory { program: self.program.clone(), limit })
             }
             _ => Ok(status),
+        }
+    }
+
+    /// Returns when the child has been silent for too long. Whether it works is only looked at shortly before.
+    async fn silent(&self, group: Option<Pid>) {
+        let Some(group) = group.filter(|_| self.may_work) else {
+            return tokio::time::sleep(self.stall).await;
+        };
+        let looked_at = self.stall / 10;
+        for _ in 0..PATIENCE {
+            tokio::time::sleep(self.stall - looked_at).await;
+            let before = processor_time(group.as_raw());
+            tokio::time::sleep(looked_at).await;
+            let worked = processor_time(group.as_raw()).saturating_sub(before);
+            if worked < (looked_at / 100).max(LEAST_WORK) {
+                return;
+            }
         }
     }
 

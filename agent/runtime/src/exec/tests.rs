@@ -563,6 +563,13 @@ async fn test_child_group_dies_when_nobody_waits_or_when_it_is_silent() {
     assert!(matches!(stalled, Err(CommandError::Stalled { .. })));
     until(|| marked(MARK, &silent).is_empty()).await;
 
+    let works = "while :; do :; done & sleep 3; kill $!; echo done";
+    let works = Command::new("sh").args(["-c", works]).envs([("PATH", "/usr/bin:/bin")]);
+    let short = Duration::from_secs(1);
+    assert!(matches!(works.clone().stall(short).capture().await, Err(CommandError::Stalled { .. })));
+    let done = works.stall(short).may_work_silently().capture().await;
+    assert!(matches!(done, Ok(output) if output.text == b"done\n"));
+
     let dropped = mark("dropped");
     let command = sleeper(&dropped);
     let waiting = tokio::time::timeout(Duration::from_millis(300), command.capture()).await;
