@@ -50,7 +50,7 @@ fn read_data(key: Key, node: Node, data: &mut Data, warnings: &mut Vec<Warning>)
         return Err(Rejection::invalid(place, format!("`data.{name}` has no `dataLocation`"))
             .fix("name where the data is, for example `dataLocation: {uri: {path: data/train.csv}}`"));
     };
-    let (path, is_file) = read_location(&mut location, warnings)?;
+    let (path, is_file) = read_location(&name, &mut location, warnings)?;
     location.finish(warnings);
     let input = InputRef { name: name.clone(), key: "data", path, is_file, is_given: false, place };
     data.add(input, mechanism.unwrap_or("mount"))?;
@@ -60,7 +60,11 @@ fn read_data(key: Key, node: Node, data: &mut Data, warnings: &mut Vec<Warning>)
 }
 
 /// A path, and whether it is one file.
-fn read_location(location: &mut Section, warnings: &mut Vec<Warning>) -> Result<(String, bool), Rejection> {
+fn read_location(
+    entry: &str,
+    location: &mut Section,
+    warnings: &mut Vec<Warning>,
+) -> Result<(String, bool), Rejection> {
     let place = location.place();
     if let Some(mut uri) = location.section("uri")? {
         let (path, is_file) = (uri.text("path")?, uri.flag("isFile")?.unwrap_or(false));
@@ -79,19 +83,24 @@ fn read_location(location: &mut Section, warnings: &mut Vec<Warning>) -> Result<
         };
     }
     if let Some(mut set) = location.section("dataset")? {
-        let (name, version) = (set.text("name")?, set.text("version")?);
+        let (name, version, id) = (set.text("name")?, set.text("version")?, set.text("id")?);
         set.finish(warnings);
-        return match (name, version) {
-            (Some(name), Some(version)) => Ok((format!("azureml:{name}:{version}"), false)),
-            (Some(name), None) => Ok((format!("azureml:{name}@latest"), false)),
-            (None, _) => Err(Rejection::unsupported(
-                place,
-                format!(
-                    "`{}` names a registered data set by its id, which only the cloud knows",
-                    location.name("dataset")
-                ),
-                "download the data and name its path: `dataLocation: {uri: {path: data/train.csv}}`",
-            )),
+        let registered = |name: &str| match &version {
+            Some(version) => format!("azureml:{name}:{version}"),
+            None => format!("azureml:{name}@latest"),
+        };
+        return match (name, id) {
+            (Some(name), _) => Ok((registered(&name), false)),
+            (None, Some(_)) => {
+                // Files of the cloud's own command line have nothing else. Whose name the data gets here is a choice.
+                let at = location.name("dataset");
+                let message = format!(
+                    "`{at}` has an id, which only the cloud knows: the data registered here as `{entry}` is used"
+                );
+                warnings.push(Warning { place, message });
+                Ok((registered(entry), false))
+            }
+            (None, None) => Err(nowhere(place, &location.name("dataset"), "`name`")),
         };
     }
     Err(nowhere(place, "dataLocation", "`uri: {path: …}`"))

@@ -225,7 +225,7 @@ static DATA_PATH: Keys = Keys::either_case(&[
 static DATASET: Keys = Keys::either_case(&[
     read("name", ValueKind::Text).about("its name"),
     read("version", ValueKind::Text).about("its version"),
-    ignored("id"),
+    read("id", ValueKind::Text).about("without a name: the data registered here under NAME is used"),
 ]);
 
 pub(crate) static REFERENCE: Keys = Keys::either_case(&[

@@ -73,9 +73,10 @@ fn test_data_reaches_the_script_as_an_argument_and_as_variables() {
     assert_eq!(job.draft.distribution, None);
     let text = "script: t.py\narguments: ['DatasetConsumptionConfig:x']\nenvironment: {name: e}\n";
     assert!(refused(text).what.contains("`data` has no `x`"));
-    let by_id = format!("{text}data: {{x: {{dataLocation: {{dataset: {{id: 1}}}}}}}}\n");
-    let fault = refused(&by_id);
-    assert!(fault.what.contains("by its id") && fault.why.is_empty(), "{fault:?}");
+    let by_id = of(&format!("{text}data: {{x: {{dataLocation: {{dataset: {{id: 1}}}}}}}}\n"));
+    let Input::Data(data) = &by_id.draft.inputs["x"] else { panic!("{by_id:?}") };
+    assert_eq!(data.uri.to_string(), "azureml:x@latest");
+    assert!(by_id.warnings.iter().any(|warning| warning.message.contains("registered here as `x`")));
     let url = "script: t.py\nenvironment: {name: e}\ndata: {d: {mechanism: direct, dataLocation: {uri: {path: 'https://h/x'}}}}\n";
     assert_eq!(of(url).draft.inputs["d"], Input::Literal("https://h/x".into()));
 }
@@ -225,10 +226,10 @@ fn test_what_cannot_be_done_is_refused_by_name_with_its_place() {
             "`dataReferences.d` is not fetched from `azureml://datastores/s/paths/../p`",
         ),
         (
-            &format!("script: a\n{env}data: {{d: {{dataLocation: {{dataset: {{id: 7}}}}}}}}\n"),
-            Code::JobUnsupported,
+            &format!("script: a\n{env}data: {{d: {{dataLocation: {{dataset: {{version: 7}}}}}}}}\n"),
+            Code::JobInvalid,
             "line 3, column 26",
-            "by its id",
+            "`data.d.dataLocation.dataset` does not say where the data is",
         ),
         (
             "script: a\nenvironment: {docker: {enabled: true, baseImage: i, baseImageRegistry: {username: u, password: p}}}\n",
