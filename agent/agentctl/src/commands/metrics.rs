@@ -49,9 +49,10 @@ pub(super) async fn metrics(
         if summed.len() > 1 {
             output.print(&format!("{}{job}\n", if place > 0 { "\n" } else { "" }))?;
         }
-        match recorded.is_empty() {
+        let tables = recorded.render(paper);
+        match tables.is_empty() {
             true => output.note(&nothing(job, &args.metric)),
-            false => output.print(&recorded.render(paper))?,
+            false => output.print(&tables)?,
         }
     }
     Ok(())
@@ -138,10 +139,6 @@ impl Recorded {
         self.metrics.iter().map(|(name, series)| (name.clone(), series.last))
     }
 
-    fn is_empty(&self) -> bool {
-        self.metrics.is_empty() && self.params.is_empty() && self.tags.is_empty() && self.notes.is_empty()
-    }
-
     /// The metrics as a table.
     pub(super) fn table(&self, paper: Paper) -> String {
         let mut table = Table::new(&["METRIC", "LAST", "MIN", "MAX", "COUNT"], &[1, 2, 3, 4]);
@@ -158,12 +155,14 @@ impl Recorded {
         if !self.metrics.is_empty() {
             parts.push(self.table(paper));
         }
-        for (heading, pairs) in [("PARAMETER", &self.params), ("TAG", &self.tags)] {
+        let params: Vec<_> = self.params.iter().collect();
+        let tags: Vec<_> = self.tags.iter().filter(|(name, _)| !is_of_client(name)).collect();
+        for (heading, pairs) in [("PARAMETER", params), ("TAG", tags)] {
             if pairs.is_empty() {
                 continue;
             }
             let mut table = Table::new(&[heading, "VALUE"], &[]);
-            pairs.iter().for_each(|(name, text)| table.row([Cell::from(name), Cell::from(text)]));
+            pairs.into_iter().for_each(|(name, text)| table.row([Cell::from(name), Cell::from(text)]));
             parts.push(table.render(paper));
         }
         if !self.notes.is_empty() {
@@ -212,6 +211,12 @@ impl Series {
 }
 
 /// The name of a record with that of its run; the job's own run has no name.
+/// Whether MLflow's client set a tag by itself. Its pages do not show these either; one of them is a whole document for
+/// each model.
+fn is_of_client(tag: &str) -> bool {
+    tag.rsplit('/').next().is_some_and(|name| name.starts_with("mlflow."))
+}
+
 fn full_name(run: &str, name: String) -> String {
     if run.is_empty() { name } else { format!("{run}/{name}") }
 }
@@ -239,6 +244,7 @@ nonsense
 {"metric":"nothing","value":"NaN"}
 {"param":"lr","text":"0.1"}
 {"tag":"team","text":"vision"}
+{"tag":"mlflow.log-model.history","text":"[{}]"}
 {"note":"the file was replaced"}
 {"note":"the file was replaced"}
 {"metric":"cut"#;
