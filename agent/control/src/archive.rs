@@ -135,13 +135,12 @@ impl Archive {
             if let Some(log_file) = log_files.get(&(replica.clone(), channel)).and_then(Weak::upgrade) {
                 return Ok(log_file);
             }
-            let directory = archive.job_directory(&replica.job);
-            let name = format!("{}.{}.{channel}", replica.epoch, replica.rank);
+            let path = file_of(&archive.root, &replica, channel);
             let quota = match channel {
                 Channel::Log(_) => archive.quota,
                 Channel::Tracking => archive.quota / RECORDS_PART,
             };
-            let log_file = Arc::new(LogFile::open(directory.join(name), quota)?);
+            let log_file = Arc::new(LogFile::open(path, quota)?);
             log_files.retain(|_, log_file| log_file.strong_count() > 0);
             log_files.insert((replica, channel), Arc::downgrade(&log_file));
             Ok(log_file)
@@ -181,6 +180,11 @@ impl Archive {
     fn job_directory(&self, job: &JobId) -> PathBuf {
         self.root.join(job.as_str())
     }
+}
+
+/// Where the archive in `root` keeps one channel of a replica.
+pub(crate) fn file_of(root: &Path, replica: &ReplicaId, channel: Channel) -> PathBuf {
+    root.join(replica.job.as_str()).join(format!("{}.{}.{channel}", replica.epoch, replica.rank))
 }
 
 /// One channel of one replica. Its blocking methods belong into [`Archive::blocking`].

@@ -11,7 +11,8 @@ use agent_model::{
     Code, Digest, Fault, JobId, JobState, NodeId, Outcome, Principal, ReplicaId, Stream, Timestamp, Verdict,
 };
 
-use crate::archive::Channel;
+use crate::archive::{Channel, file_of};
+use crate::queue::without_run;
 use crate::store::{self, Changes, Event, JobRecord, OpenStoreError, Store, StoreError};
 
 /// Why the own jobs of a machine cannot be used.
@@ -140,12 +141,11 @@ fn moves_with(job: &JobRecord, node: &NodeId) -> bool {
 }
 
 fn own_job(job: &JobRecord, archive: &Path) -> OwnJob {
-    let left = [job.left, job.so_far].into_iter().flatten().map(|left| left.artifacts.root);
     let logs = (1..=job.epoch.0).flat_map(|epoch| {
         let replica = ReplicaId { job: job.id.clone(), epoch: agent_model::Epoch(epoch), rank: 0 };
         let channels = Stream::ALL.map(Channel::Log).into_iter().chain([Channel::Tracking]);
         channels.map(move |channel| OwnLog {
-            path: archive.join(replica.job.as_str()).join(format!("{epoch}.0.{channel}")),
+            path: file_of(archive, &replica, channel),
             replica: replica.clone(),
             channel: channel.to_string(),
         })
@@ -155,7 +155,7 @@ fn own_job(job: &JobRecord, archive: &Path) -> OwnJob {
         owner: job.owner.clone(),
         runs: !job.replicas.is_empty(),
         secrets: job.spec.secrets.values().cloned().collect(),
-        trees: job.spec.snapshots().into_iter().chain(left).collect(),
+        trees: job.trees(),
         logs: logs.filter(|log| log.path.exists()).collect(),
         record: serde_json::to_vec(job).unwrap_or_default(), // maps with text keys always serialise
     }
@@ -169,18 +169,7 @@ fn moved(job: JobRecord, to: &str, now: Timestamp) -> JobRecord {
         state: JobState::Canceled,
         cancel: Some(format!("moved to {to}")),
         ended_at: Some(now),
-        outcome: Some(Outcome {
-            verdict: Verdict::Canceled,
-            exit: None,
-            fault: None,
-            started_at: job.started_at,
-            ended_at: now,
-            streams: Vec::new(),
-            tracking_bytes: 0,
-            artifacts: None,
-            usage: None,
-            environment: None,
-        }),
+        outcome: Some(Outcome { started_at: job.started_at, ..without_run(Verdict::Canceled, None, now) }),
         replicas: Vec::new(),
         held: None,
         not_before: None,

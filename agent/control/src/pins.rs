@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use agent_cas::gc::{Holder, Pin, Pins, Unknown};
-use agent_model::{Artifacts, JobDraft, Outcome};
+use agent_model::{Artifacts, Digest, JobDraft, Outcome};
 
 use crate::assets::Assets;
 use crate::queue::Queue;
@@ -21,6 +21,18 @@ pub(crate) const USER: &str = "the controller";
 
 /// Jobs that are read from the database at a time.
 const PAGE: u32 = 500;
+
+impl JobRecord {
+    /// What its next attempt reads: its code and inputs, and what an earlier attempt left.
+    pub(crate) fn trees(&self) -> Vec<Digest> {
+        self.spec.snapshots().into_iter().chain(self.left_trees()).collect()
+    }
+
+    /// What earlier attempts left for the next one.
+    fn left_trees(&self) -> impl Iterator<Item = Digest> + use<> {
+        [self.left, self.so_far].into_iter().flatten().map(|left| left.artifacts.root)
+    }
+}
 
 /// The trees that a job needs until it ends.
 pub(crate) fn of_spec(spec: &JobDraft) -> Vec<Pin> {
@@ -46,8 +58,8 @@ pub(crate) fn of_job(job: &JobRecord) -> Vec<Pin> {
         Some(RankEnd::Told(outcome)) => Some(outcome),
         _ => None,
     });
-    let resumed = [job.left, job.so_far].into_iter().flatten().filter(|_| !job.state.is_terminal());
-    let resumed = resumed.map(|left| Pin::tree(left.artifacts.root, Holder::Jobs));
+    let resumed = job.left_trees().filter(|_| !job.state.is_terminal());
+    let resumed = resumed.map(|root| Pin::tree(root, Holder::Jobs));
     let outcomes = job.outcome.iter().chain(told).flat_map(of_outcome);
     reads.into_iter().chain(outcomes).chain(resumed).collect()
 }

@@ -31,7 +31,7 @@ use crate::standby::Work;
 use crate::store::{Document, JobRecord, Loaded, Store};
 pub(crate) use book::{
     Book, DeclaredLost, Held, Moment, NodeState, Outlook, RemovedNode, Report, Retirement, Standing,
-    Submission, Wish, WishState,
+    Submission, Wish, WishState, without_run,
 };
 use publisher::Publisher;
 

@@ -109,6 +109,11 @@ impl Registry {
         self.known.read().members.contains_key(node)
     }
 
+    /// Whether this is a user.
+    pub(crate) fn has_user(&self, user: &UserName) -> bool {
+        self.known.read().users.contains_key(user)
+    }
+
     /// All users, by name.
     pub(crate) fn users(&self) -> Vec<UserRecord> {
         self.known.read().users.values().cloned().collect()

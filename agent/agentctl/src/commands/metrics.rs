@@ -210,13 +210,13 @@ impl Series {
     }
 }
 
-/// The name of a record with that of its run; the job's own run has no name.
 /// Whether MLflow's client set a tag by itself. Its pages do not show these either; one of them is a whole document for
 /// each model.
 fn is_of_client(tag: &str) -> bool {
     tag.rsplit('/').next().is_some_and(|name| name.starts_with("mlflow."))
 }
 
+/// The name of a record with that of its run; the job's own run has no name.
 fn full_name(run: &str, name: String) -> String {
     if run.is_empty() { name } else { format!("{run}/{name}") }
 }

@@ -26,11 +26,9 @@ impl Services {
         &self,
         named: impl IntoIterator<Item = (String, String)>,
     ) -> Result<BTreeMap<String, UserName>, Refusal> {
-        let known: BTreeSet<UserName> =
-            self.gate.registry.users().into_iter().map(|user| user.name).collect();
         let user = |(local, user): (String, String)| {
             let user: UserName = user.parse()?;
-            match known.contains(&user) {
+            match self.gate.registry.has_user(&user) {
                 true => Ok((local, user)),
                 false => Err(no_user(&user).into()),
             }
@@ -48,9 +46,7 @@ impl Services {
             return Err(fault.into());
         }
         self.require_room()?;
-        let known: BTreeSet<UserName> =
-            self.gate.registry.users().into_iter().map(|user| user.name).collect();
-        if let Some(gone) = takes.values().find(|user| !known.contains(user)) {
+        if let Some(gone) = takes.values().find(|user| !self.gate.registry.has_user(user)) {
             return Err(no_user(gone).into());
         }
         let mut taken = Vec::new();
@@ -102,9 +98,7 @@ impl Services {
         // From here until the jobs are on disk nothing that they name is removed.
         let _relied = self.collector.rely_on(jobs.iter().flat_map(pins::of_job).collect()).await;
         for job in &jobs {
-            let left = [job.left, job.so_far].into_iter().flatten().map(|left| left.artifacts.root);
-            let trees: Vec<_> = job.spec.snapshots().into_iter().chain(left).collect();
-            self.require_snapshots(&trees).await?;
+            self.require_snapshots(&job.trees()).await?;
         }
         let moved = jobs.len();
         match self.queue.move_in(jobs, &node).await? {

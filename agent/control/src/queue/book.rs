@@ -481,7 +481,7 @@ pub(super) fn longest(spec: &JobSpec) -> Option<Duration> {
 }
 
 /// The outcome of a job that ended without one from a node.
-fn without_run(verdict: Verdict, fault: Option<Fault>, ended_at: Timestamp) -> Outcome {
+pub(crate) fn without_run(verdict: Verdict, fault: Option<Fault>, ended_at: Timestamp) -> Outcome {
     Outcome {
         verdict,
         exit: None,
