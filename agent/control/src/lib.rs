@@ -153,6 +153,9 @@ pub struct Controller {
     store: Arc<dyn Store>,
 }
 
+/// When a long history is checked: the time after a start belongs to the jobs.
+const CHECK_AFTER: Duration = Duration::from_secs(30);
+
 impl Controller {
     /// The name under which a collector knows the controller as a user of its store.
     pub const BLOB_USER: &str = pins::USER;
@@ -241,8 +244,19 @@ impl Controller {
     /// Works until `shutdown`, then writes all unwritten changes and ends all streams.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         // The others end with the queue.
+        let queue = self.services.queue.clone();
+        let check = async {
+            tokio::time::sleep(CHECK_AFTER).await;
+            self.store.check_rest().await;
+        };
+        let check = async {
+            tokio::select! {
+                () = check => {}
+                () = queue.closed() => {}
+            }
+        };
         let aging = aging::run(self.services, self.keep_records);
-        tokio::join!(self.task.run(shutdown), self.keeper.run(), aging);
+        tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check);
         self.store.close().await;
     }
 }

@@ -46,7 +46,7 @@ pub(crate) use pools::{MachineRecord, MachineStep, PoolRecord, SeenMachine};
 ///
 /// `archive` is the directory that a controller makes right after its first database.
 pub(crate) async fn open(path: &Path, archive: &Path) -> Result<Arc<dyn Store>, OpenStoreError> {
-    Ok(Arc::new(sqlite::Sqlite::open(path, archive).await?))
+    Ok(Arc::new(sqlite::Sqlite::open(path, archive, opening::AT_ONCE).await?))
 }
 
 /// A job, from its submission to its end.
@@ -587,6 +587,10 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn incarnation(&self) -> &str;
     /// What was repaired in the database; `None` once the damaged file is removed.
     fn recovery(&self) -> Option<&Recovery>;
+    /// Checks the history, if it is so long that the start left it.
+    async fn check_rest(&self);
+    /// What is wrong with it, as far as is known; the next start mends it.
+    fn damage(&self) -> Option<&str>;
     /// Ends all connections, so that another process may open it.
     async fn close(&self);
 }

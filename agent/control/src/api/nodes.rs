@@ -123,6 +123,11 @@ impl Services {
         }));
         notices.extend(self.tunnels_down());
         notices.extend(self.store.recovery().map(mended));
+        notices.extend(self.store.damage().map(|problem| v1::Notice {
+            what: format!("damage was found in the controller's database ({problem}); jobs go on"),
+            fix: "restart agentd, which rebuilds the database and loses no job that has not ended; check the disk"
+                .to_owned(),
+        }));
         notices.extend(self.gate.sessions.twice().iter().map(lives_twice));
         notices
     }

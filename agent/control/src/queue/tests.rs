@@ -58,6 +58,12 @@ impl Store for Moody {
     fn recovery(&self) -> Option<&Recovery> {
         self.inner.recovery()
     }
+    async fn check_rest(&self) {
+        self.inner.check_rest().await;
+    }
+    fn damage(&self) -> Option<&str> {
+        self.inner.damage()
+    }
     async fn close(&self) {
         self.inner.close().await;
     }

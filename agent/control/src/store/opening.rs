@@ -2,14 +2,18 @@
 //!
 //! Owns the schema and its versions (`PRAGMA user_version`), and the order of a start: refuse a file of a later
 //! version, check every page and the rows of jobs and documents, salvage a damaged file, add the commits that only
-//! the second copy ([`redo`]) has, and report what happened ([`Recovery`]). Invariants: a file that is damaged is set
-//! aside and never replaced by an empty one; one that is newer than this program, or that is missing although there
-//! is an archive, is refused with an error.
+//! the second copy ([`redo`]) has, and report what happened ([`Recovery`]). A long history does not delay a start: of a
+//! file larger than [`AT_ONCE`] only what jobs depend on is checked before, and the rest later ([`check_rest`]); what is
+//! found then is salvaged at the next start. Invariants: a file that is damaged is set aside and never replaced by an
+//! empty one; one that is newer than this program, or that is missing although there is an archive, is refused with an
+//! error.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use agent_model::failpoint;
 use futures_util::TryStreamExt;
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
 use sqlx::{AssertSqlSafe, Connection};
@@ -23,6 +27,15 @@ use super::sqlite::{connect, is_damage, last_commit, options, random_name, with_
 /// One step per version of the schema, oldest first. A step that was released never changes.
 const VERSIONS: [&str; 3] =
     [include_str!("schema.sql"), include_str!("schema_2.sql"), include_str!("schema_3.sql")];
+
+/// Not a step of its own: without it, and with an index more, an earlier program works as well.
+const INDEX: &str = "CREATE INDEX IF NOT EXISTS jobs_unended ON jobs (seq) WHERE active IN (1, 4)";
+
+/// The largest file, in bytes, that is checked as a whole before a start: that takes a fraction of a second.
+pub(super) const AT_ONCE: u64 = 32 * 1024 * 1024;
+
+/// The suffix of the file that says that the database was found to be damaged while it was in use.
+const SUSPECT: &str = ".suspect";
 
 /// Why the controller's database cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -90,10 +103,13 @@ pub(super) struct Opened {
     pub(super) incarnation: String,
     pub(super) mended: bool,
     pub(super) recovery: Option<Recovery>,
+    /// Its history was not checked.
+    pub(super) unchecked: bool,
 }
 
-/// Opens the database at `path`, creates it when absent, checks and repairs it and brings its schema up to date.
-pub(super) async fn open(path: &Path, archive: &Path) -> Result<Opened, OpenStoreError> {
+/// Opens the database at `path`, creates it when absent, checks and repairs it and brings its schema up to date. One of
+/// more than `at_once` bytes is not checked as a whole.
+pub(super) async fn open(path: &Path, archive: &Path, at_once: u64) -> Result<Opened, OpenStoreError> {
     if !path.exists() && archive.exists() {
         return Err(OpenStoreError::Gone { path: path.to_owned(), archive: archive.to_owned() });
     }
@@ -105,15 +121,22 @@ pub(super) async fn open(path: &Path, archive: &Path) -> Result<Opened, OpenStor
     });
     keep_log(path)?;
     let is_empty = path.metadata().is_ok_and(|file| file.len() == 0);
+    let suspect = with_suffix(path, SUSPECT);
+    let is_large = path.metadata().is_ok_and(|file| file.len() > at_once);
+    let unchecked = is_large && !suspect.exists();
     let looked = if is_empty && (archive.exists() || remembered.is_some()) {
         Looked::Damaged("it is empty".to_owned())
     } else {
-        look(path).await?
+        look(path, if unchecked { Extent::Needed(remembered.as_ref()) } else { Extent::All }).await?
     };
     let (writer, mut mended) = match looked {
         Looked::Whole(writer) => (writer, false),
         Looked::Damaged(problem) => (mend(path, problem, remembered.take().unwrap_or_default()).await?, true),
     };
+    let unchecked = unchecked && !mended;
+    if !unchecked {
+        let _ = std::fs::remove_file(&suspect); // most often there is none; one that stays costs a slow start
+    }
     let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
     let mut recovery = {
         let mut to = writer.acquire().await.map_err(cannot)?;
@@ -128,7 +151,16 @@ pub(super) async fn open(path: &Path, archive: &Path) -> Result<Opened, OpenStor
         recovery = Some(behind);
     }
     let incarnation = incarnate(&writer, mended).await.map_err(cannot)?;
-    Ok(Opened { writer, incarnation, mended, recovery })
+    Ok(Opened { writer, incarnation, mended, recovery, unchecked })
+}
+
+/// How much of the database is checked.
+#[derive(Clone, Copy)]
+enum Extent<'a> {
+    All,
+    /// What jobs depend on: documents, jobs that have not ended, and the latest that did. An index that lost an entry
+    /// would hide a job, so there must be all that the second copy knows.
+    Needed(Option<&'a Remembered>),
 }
 
 /// The result of a look at the database.
@@ -168,24 +200,35 @@ fn keep_log(path: &Path) -> Result<(), OpenStoreError> {
     }
 }
 
-/// Opens and checks everything that jobs depend on.
-async fn look(path: &Path) -> Result<Looked, OpenStoreError> {
+/// Opens and checks it.
+async fn look(path: &Path, extent: Extent<'_>) -> Result<Looked, OpenStoreError> {
     let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
     let writer = match connect(options(path)).await {
         Ok(writer) => writer,
         Err(error) if is_damage(&error) => return Ok(Looked::Damaged(words(&error))),
         Err(source) => return Err(cannot(source)),
     };
-    let problem = match check(&writer, path).await {
+    let problem = match check(&writer, path, extent).await {
         Ok(()) => return Ok(Looked::Whole(writer)),
-        Err(CheckEnd::Refused(error)) => Err(error),
-        Err(CheckEnd::Row(RowError::Store(error))) => Ok(error.to_string()),
-        Err(CheckEnd::Row(RowError::Sql(error))) if is_damage(&error) => Ok(words(&error)),
-        Err(CheckEnd::Row(RowError::Sql(source))) => Err(cannot(source)),
-        Err(CheckEnd::Found(problem)) => Ok(problem),
+        Err(end) => end.problem(path),
     };
     writer.close().await;
     problem.map(Looked::Damaged)
+}
+
+/// Checks everything while the controller works; returns what is wrong. The next start checks all of a database that was
+/// found to be damaged, and salvages it.
+pub(super) async fn check_rest(path: &Path) -> Result<Option<String>, OpenStoreError> {
+    let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
+    let reader = connect(options(path).read_only(true)).await.map_err(cannot)?;
+    let checked = check_all(&reader).await;
+    reader.close().await;
+    let Err(end) = checked else { return Ok(None) };
+    let (problem, suspect) = (end.problem(path)?, with_suffix(path, SUSPECT));
+    failpoint::hit("control.store.suspect")
+        .and_then(|()| agent_fs::write_durable(&suspect, problem.as_bytes()))
+        .map_err(|source| OpenStoreError::Beside { path: suspect, source })?;
+    Ok(Some(problem))
 }
 
 /// What a check may end with.
@@ -197,34 +240,113 @@ enum CheckEnd {
     Found(String),
 }
 
+impl CheckEnd {
+    /// What is wrong with the database, if it is that.
+    fn problem(self, path: &Path) -> Result<String, OpenStoreError> {
+        match self {
+            CheckEnd::Refused(error) => Err(error),
+            CheckEnd::Row(RowError::Store(error)) => Ok(error.to_string()),
+            CheckEnd::Row(RowError::Sql(error)) if is_damage(&error) => Ok(words(&error)),
+            CheckEnd::Row(RowError::Sql(source)) => {
+                Err(OpenStoreError::File { path: path.to_owned(), source })
+            }
+            CheckEnd::Found(problem) => Ok(problem),
+        }
+    }
+}
+
 impl From<sqlx::Error> for CheckEnd {
     fn from(error: sqlx::Error) -> CheckEnd {
         CheckEnd::Row(error.into())
     }
 }
 
-async fn check(writer: &SqlitePool, path: &Path) -> Result<(), CheckEnd> {
+async fn check(writer: &SqlitePool, path: &Path, extent: Extent<'_>) -> Result<(), CheckEnd> {
     let found: i64 = sqlx::query_scalar("PRAGMA user_version").fetch_one(writer).await?;
     let (found, known) = (usize::try_from(found).unwrap_or(usize::MAX), VERSIONS.len());
     if found > known {
         return Err(CheckEnd::Refused(OpenStoreError::Newer { path: path.to_owned(), found, known }));
     }
-    let problem: String = sqlx::query_scalar("PRAGMA integrity_check(1)").fetch_one(writer).await?;
-    if problem != "ok" {
-        return Err(CheckEnd::Found(problem.lines().last().unwrap_or_default().trim().to_owned()));
+    match extent {
+        Extent::Needed(remembered) if found == known => {
+            add_index(writer).await?;
+            check_needed(writer, remembered).await
+        }
+        _ => {
+            check_pages(writer).await?;
+            upgrade(writer, path, found).await?;
+            add_index(writer).await?;
+            check_rows(writer).await
+        }
     }
-    upgrade(writer, path, found).await?;
+}
+
+async fn check_all(from: &SqlitePool) -> Result<(), CheckEnd> {
+    check_pages(from).await?;
+    check_rows(from).await
+}
+
+/// SQLite's own check of the whole file.
+async fn check_pages(from: &SqlitePool) -> Result<(), CheckEnd> {
+    let problem: String = sqlx::query_scalar("PRAGMA integrity_check(1)").fetch_one(from).await?;
+    match problem.as_str() {
+        "ok" => Ok(()),
+        _ => Err(CheckEnd::Found(problem.lines().last().unwrap_or_default().trim().to_owned())),
+    }
+}
+
+/// Every job and document is what was written.
+async fn check_rows(from: &SqlitePool) -> Result<(), CheckEnd> {
     let jobs = format!("SELECT {} FROM jobs", rows::JOB);
-    believe(writer, &jobs, |row| rows::job(row).map(drop)).await?;
+    believe(from, &jobs, |row| rows::job(row).map(drop)).await?;
+    check_documents(from).await
+}
+
+async fn check_documents(from: &SqlitePool) -> Result<(), CheckEnd> {
     let documents = format!("SELECT {} FROM documents", rows::DOCUMENT);
-    believe(writer, &documents, |row| rows::kept(row).map(drop)).await
+    believe(from, &documents, |row| rows::kept(row).map(drop)).await
+}
+
+async fn check_needed(from: &SqlitePool, remembered: Option<&Remembered>) -> Result<(), CheckEnd> {
+    let (jobs, open) = (format!("SELECT {} FROM jobs", rows::JOB), rows::ACTIVE);
+    let mut unended = BTreeSet::new();
+    let mut read = |row: &SqliteRow| {
+        unended.insert(rows::job(row)?.1.seq);
+        Ok(())
+    };
+    believe(from, &format!("{jobs} WHERE active IN {open}"), &mut read).await?;
+    let latest = format!("{jobs} ORDER BY seq DESC LIMIT {}", redo::ENDED);
+    believe(from, &latest, |row| rows::job(row).map(drop)).await?;
+    check_documents(from).await?;
+    let rev = last_commit(&mut *from.acquire().await?).await?;
+    for (at, job) in remembered.into_iter().flat_map(|copy| copy.jobs.values()) {
+        if *at > rev || job.state.is_terminal() || unended.contains(&job.seq) {
+            continue;
+        }
+        let row = AssertSqlSafe(format!("{jobs} WHERE seq = ?"));
+        let row = sqlx::query(row).bind(rows::integer(job.seq)).fetch_optional(from).await?;
+        let found = row.as_ref().map(rows::job).transpose().map_err(CheckEnd::Row)?;
+        let ended = found.filter(|(_, found)| found.state.is_terminal());
+        if ended.is_none() {
+            return Err(CheckEnd::Found(format!("the job {} is missing", job.id)));
+        }
+    }
+    Ok(())
+}
+
+/// Without this index, to find the jobs that have not ended is to read all.
+async fn add_index(writer: &SqlitePool) -> Result<(), sqlx::Error> {
+    match sqlx::raw_sql(INDEX).execute(writer).await {
+        Err(error) if is_damage(&error) => Err(error),
+        _ => Ok(()), // nothing is wrong without it, on a full disk
+    }
 }
 
 /// Reads every row of a query.
 async fn believe(
     writer: &SqlitePool,
     query: &str,
-    read: impl Fn(&SqliteRow) -> Result<(), RowError>,
+    mut read: impl FnMut(&SqliteRow) -> Result<(), RowError>,
 ) -> Result<(), CheckEnd> {
     let mut rows = sqlx::query(AssertSqlSafe(query.to_owned())).fetch(writer);
     while let Some(row) = rows.try_next().await? {
@@ -277,7 +399,7 @@ async fn mend(path: &Path, problem: String, remembered: Remembered) -> Result<Sq
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(with_suffix(&fresh, suffix)); // of a start that was cut short
     }
-    match look(&fresh).await? {
+    match look(&fresh, Extent::All).await? {
         Looked::Whole(new) => new.close().await,
         Looked::Damaged(worse) => return Err(damaged(worse, None)),
     }
@@ -287,7 +409,7 @@ async fn mend(path: &Path, problem: String, remembered: Remembered) -> Result<Sq
         kept = ?recovery.kept, rows = recovery.rows, copied = recovery.copied, bad = recovery.bad,
         lost = ?recovery.lost, "rebuilt database of controller"
     );
-    match look(path).await? {
+    match look(path, Extent::All).await? {
         Looked::Whole(writer) => Ok(writer),
         Looked::Damaged(worse) => Err(damaged(worse, None)),
     }

@@ -23,7 +23,7 @@ use super::{Changes, Document, Event, JobRecord};
 /// Ended jobs that a rewritten file contains.
 pub(super) const ENDED: u32 = 1000;
 /// The size in bytes above which a file is rewritten, unless its first content is more than a quarter of it.
-const LARGE: u64 = 64 * 1024 * 1024;
+const LARGE: u64 = 16 * 1024 * 1024;
 /// The longest line that is read, in bytes.
 const LONGEST: u64 = 256 * 1024 * 1024;
 

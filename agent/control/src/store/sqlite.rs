@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -52,12 +53,18 @@ pub(super) struct Sqlite {
     /// Whether this start had to repair the database, or found an older one.
     mended: bool,
     recovery: Option<Recovery>,
+    /// The file, if its history is still to be checked.
+    unchecked: Option<PathBuf>,
+    /// What was wrong with it.
+    damage: OnceLock<String>,
 }
 
 impl Sqlite {
-    /// Opens the database at `path`, whatever state it is in.
-    pub(super) async fn open(path: &Path, archive: &Path) -> Result<Sqlite, OpenStoreError> {
-        let Opened { writer, incarnation, mended, recovery } = opening::open(path, archive).await?;
+    /// Opens the database at `path`, whatever state it is in. The history of one of more than `at_once` bytes is left to
+    /// [`Store::check_rest`].
+    pub(super) async fn open(path: &Path, archive: &Path, at_once: u64) -> Result<Sqlite, OpenStoreError> {
+        let Opened { writer, incarnation, mended, recovery, unchecked } =
+            opening::open(path, archive, at_once).await?;
         let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
         let sqlite = Sqlite {
             reader: connect(options(path).read_only(true)).await.map_err(cannot)?,
@@ -70,6 +77,8 @@ impl Sqlite {
             owner: random_name().map_err(cannot)?,
             mended,
             recovery,
+            unchecked: unchecked.then(|| path.to_owned()),
+            damage: OnceLock::new(),
         };
         sqlite.renew_copy().await;
         let _ = std::fs::remove_file(with_suffix(path, WAL_COPY)); // not needed any more; the next start replaces it
@@ -379,6 +388,25 @@ impl Store for Sqlite {
 
     fn recovery(&self) -> Option<&Recovery> {
         self.recovery.as_ref().filter(|recovery| recovery.kept.as_ref().is_none_or(|kept| kept.exists()))
+    }
+
+    async fn check_rest(&self) {
+        let Some(path) = &self.unchecked else { return };
+        match opening::check_rest(path).await {
+            Ok(None) => {}
+            Ok(Some(problem)) => {
+                tracing::error!(path = %path.display(), problem, "found damage in the history of jobs");
+                self.damage.get_or_init(|| problem);
+            }
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(path = %path.display(), error, "cannot check the history of jobs");
+            }
+        }
+    }
+
+    fn damage(&self) -> Option<&str> {
+        self.damage.get().map(String::as_str)
     }
 
     async fn close(&self) {

@@ -16,7 +16,12 @@ fn event(job: &str, text: &str) -> Event {
 }
 
 async fn open(dir: &std::path::Path) -> Result<Sqlite, OpenStoreError> {
-    Sqlite::open(&dir.join("db"), &dir.join("archive")).await
+    Sqlite::open(&dir.join("db"), &dir.join("archive"), opening::AT_ONCE).await
+}
+
+/// As a database that is too large to be checked as a whole.
+async fn open_large(dir: &std::path::Path) -> Result<Sqlite, OpenStoreError> {
+    Sqlite::open(&dir.join("db"), &dir.join("archive"), 0).await
 }
 
 fn full(name: &str, seq: u64) -> JobRecord {
@@ -345,6 +350,78 @@ async fn test_damage_anywhere_in_the_database_loses_no_job() {
     store.close().await;
     let told = survives_damage("db", dir.path(), &jobs, 60).await;
     assert!(told > 40, "{told} of 60 were told of");
+}
+
+/// A long history is checked while the controller works, and mended at the next start.
+#[tokio::test]
+async fn test_damage_in_a_long_history_is_found_and_mended() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    let jobs = filled(&store).await;
+    // The index of the names of submissions, which no start reads.
+    let page = "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_jobs_2'";
+    let page: i64 = sqlx::query_scalar(page).fetch_one(store.pool()).await.unwrap();
+    store.close().await;
+    std::fs::create_dir(dir.path().join("archive")).unwrap();
+    let mut bytes = std::fs::read(dir.path().join("db")).unwrap();
+    let at = usize::try_from(page - 1).unwrap() * 4096;
+    bytes[at..at + 4096].fill(0);
+    std::fs::write(dir.path().join("db"), bytes).unwrap();
+
+    let store = open_large(dir.path()).await.unwrap();
+    assert_eq!((store.recovery(), store.damage()), (None, None));
+    store.check_rest().await;
+    assert!(store.damage().is_some(), "it was not found");
+    store.close().await;
+    let store = open_large(dir.path()).await.unwrap();
+    assert!(store.recovery().is_some(), "it was mended");
+    assert_eq!(store.page(Among::Jobs, None, 1000).await.unwrap().len(), jobs.len());
+    store.close().await;
+    let store = open_large(dir.path()).await.unwrap();
+    store.check_rest().await;
+    assert_eq!(store.damage(), None);
+    store.close().await;
+}
+
+/// Wherever a long database is damaged, no job that has not ended is missing.
+#[tokio::test]
+async fn test_damage_anywhere_in_a_long_history_hides_no_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    filled(&store).await;
+    store.close().await;
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    for case in 0..60 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let copy = tempfile::tempdir().unwrap();
+        copy_files(dir.path(), copy.path());
+        damage(&copy.path().join("db"), case % 3, state >> 16);
+        std::fs::create_dir(copy.path().join("archive")).unwrap();
+        let store = match open_large(copy.path()).await {
+            Err(OpenStoreError::Newer { .. }) => continue,
+            store => store.unwrap(),
+        };
+        assert_eq!(store.load().await.unwrap().jobs.len(), 30, "case {case}");
+        store.close().await;
+    }
+}
+
+/// A job that an index has lost is not seen by any list, and would wait for ever.
+#[tokio::test]
+async fn test_job_that_an_index_lost_is_missed_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    let waits = JobRecord { state: JobState::Queued, ..full("waits", 1) };
+    store.commit(&Changes { jobs: vec![Arc::new(waits)], ..Changes::default() }).await.unwrap();
+    // The row says that the job has ended, and its entry in the index is gone.
+    sqlx::query("UPDATE jobs SET active = 0, proof = NULL").execute(store.pool()).await.unwrap();
+    store.close().await;
+    std::fs::create_dir(dir.path().join("archive")).unwrap();
+    let store = open_large(dir.path()).await.unwrap();
+    let problem = &store.recovery().unwrap().problem;
+    assert!(problem.contains("the job waits is missing"), "{problem}");
+    assert_eq!(store.load().await.unwrap().jobs.len(), 1);
+    store.close().await;
 }
 
 #[tokio::test]
