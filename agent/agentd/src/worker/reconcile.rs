@@ -12,6 +12,8 @@
 //! Only one task ([`Reconciler::run`]) changes state. Each runner receives a watched [`Desired`] and publishes a
 //! watched [`ReplicaView`]; `changed` wakes this task. Started by `crate::roles`.
 
+mod conversation;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::sync::{Arc, Weak};
@@ -28,10 +30,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic::transport::Channel;
-use tonic::{Status, Streaming};
 use tracing::{debug, error, info, warn};
 
+use self::conversation::Conversation;
 use super::backoff::Backoff;
 use super::environments::Wish;
 use super::journal::{Journal, Record};
@@ -91,10 +94,6 @@ impl SyncError {
 
 /// The lease until the controller states one.
 const FIRST_LEASE: Duration = Duration::from_secs(15);
-/// The longest time between two reports, however long the lease.
-const REPORT_EVERY: Duration = Duration::from_secs(5);
-/// A controller that is silent for this long is unreachable, however long the lease: it answers each report.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// For how long a measurement of the machine is reported.
 const LOAD_KEPT: Duration = Duration::from_secs(1);
 /// How often an unchanged refusal is logged.
@@ -133,31 +132,6 @@ pub(crate) struct Reconciler<J> {
     /// How full the machine is, and when that was measured.
     load: Option<(Instant, Load)>,
     changed: Arc<Notify>,
-}
-
-/// One Sync stream.
-struct Conversation {
-    reports: watch::Sender<v1::NodeReport>,
-    orders: Streaming<v1::NodeOrders>,
-    lease: Duration,
-    /// When the controller last sent orders.
-    heard: Instant,
-    reported: Instant,
-    /// How many more reports should contain the inventory: one may be replaced by the next before it is sent.
-    inventory_due: u32,
-}
-
-/// Until how many answers a changed inventory is repeated.
-const INVENTORY_TIMES: u32 = 3;
-
-impl Conversation {
-    fn report_at(&self) -> Instant {
-        self.reported + (self.lease / 3).min(REPORT_EVERY)
-    }
-
-    fn patience(&self) -> Duration {
-        self.lease.min(PATIENCE)
-    }
 }
 
 impl<J: Journal> Reconciler<J> {
@@ -241,9 +215,7 @@ impl<J: Journal> Reconciler<J> {
             tokio::select! {
                 orders = with.orders.message() => {
                     let orders = orders.map_err(SyncError::Ended)?.ok_or(SyncError::Closed)?;
-                    with.heard = Instant::now();
-                    with.inventory_due = with.inventory_due.saturating_sub(1);
-                    with.lease = orders.lease.and_then(|lease| lease.try_into().ok()).unwrap_or(with.lease);
+                    with.hear(&orders);
                     backoff.reset();
                     let now = self.worker.clock.now();
                     self.link.standing.send_modify(|standing| standing.heard(now, &orders.eligibility));
@@ -251,28 +223,30 @@ impl<J: Journal> Reconciler<J> {
                     if !intake.is_cancelled() {
                         self.obey(orders);
                     }
-                    if self.order_fence.controller_epoch() == controller_epoch {
-                        continue;
-                    }
                     // A restarted controller believes that a replica is missing only by a report after this.
+                    with.changed |= self.order_fence.controller_epoch() != controller_epoch;
                 }
-                () = self.changed.notified() => self.sweep(intake),
-                Ok(()) = notices.changed() => {}
-                Ok(()) = self.link.inventory.changed() => with.inventory_due = INVENTORY_TIMES,
+                () = self.changed.notified() => {
+                    self.sweep(intake);
+                    with.changed = true;
+                }
+                Ok(()) = notices.changed() => with.changed = true,
+                Ok(()) = self.link.inventory.changed() => with.owe_inventory(),
                 () = tokio::time::sleep_until(report_at) => {
-                    self.revive(intake);
-                    self.keep_so_far();
+                    if let Some(patience) = with.silence() {
+                        return Err(SyncError::Silent(patience));
+                    }
+                    if with.is_round_due() {
+                        self.revive(intake);
+                        self.keep_so_far();
+                    }
+                    self.tell(&mut with);
                 }
                 () = stop.cancelled() => break,
             }
-            if with.heard.elapsed() > with.patience() {
-                return Err(SyncError::Silent(with.patience()));
-            }
-            self.tell(&mut with);
         }
         self.tell(&mut with);
-        drop(with.reports); // ends the stream after the last report
-        while let Ok(Some(_)) = with.orders.message().await {}
+        with.end().await;
         Ok(())
     }
 
@@ -287,14 +261,11 @@ impl<J: Journal> Reconciler<J> {
         let mut client = WorkerClient::new(self.link.controller.clone());
         let opened = tokio::time::timeout(FIRST_LEASE, client.sync(WatchStream::new(stream))).await;
         let orders = opened.map_err(|_| SyncError::Silent(FIRST_LEASE))?.map_err(SyncError::Ended)?;
-        let (orders, now) = (orders.into_inner(), Instant::now());
-        let inventory_due = INVENTORY_TIMES;
-        Ok(Conversation { reports, orders, lease: FIRST_LEASE, heard: now, reported: now, inventory_due })
+        Ok(Conversation::new(reports, orders.into_inner()))
     }
 
     fn tell(&mut self, with: &mut Conversation) {
-        with.reports.send_replace(self.report(with.inventory_due > 0));
-        with.reported = Instant::now();
+        with.tell(self.report(with.owes_inventory()));
     }
 
     /// The report of this node and its replicas.
