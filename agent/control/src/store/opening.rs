@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use agent_model::failpoint;
 use futures_util::TryStreamExt;
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
-use sqlx::{AssertSqlSafe, Connection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
 use super::Recovery;
 use super::redo::{self, Line, Remembered};
@@ -220,7 +220,9 @@ async fn look(path: &Path, extent: Extent<'_>) -> Result<Looked, OpenStoreError>
 /// found to be damaged, and salvages it.
 pub(super) async fn check_rest(path: &Path) -> Result<Option<String>, OpenStoreError> {
     let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
-    let reader = connect(options(path).read_only(true)).await.map_err(cannot)?;
+    // It takes its time, and that is nothing to warn of.
+    let quiet = options(path).read_only(true).disable_statement_logging();
+    let reader = connect(quiet).await.map_err(cannot)?;
     let checked = check_all(&reader).await;
     reader.close().await;
     let Err(end) = checked else { return Ok(None) };

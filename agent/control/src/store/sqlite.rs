@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use agent_model::job::MAX_TASKS;
+use agent_model::words::duration;
 use agent_model::{JobId, failpoint};
 use async_trait::async_trait;
 use sqlx::sqlite::{
@@ -392,8 +393,9 @@ impl Store for Sqlite {
 
     async fn check_rest(&self) {
         let Some(path) = &self.unchecked else { return };
+        let begun = std::time::Instant::now();
         match opening::check_rest(path).await {
-            Ok(None) => {}
+            Ok(None) => tracing::info!(took = duration(begun.elapsed()), "checked history of jobs"),
             Ok(Some(problem)) => {
                 tracing::error!(path = %path.display(), problem, "found damage in the history of jobs");
                 self.damage.get_or_init(|| problem);
