@@ -38,6 +38,13 @@ with mlflow.start_run() as run:
         model = mlflow.initialize_logged_model(name="net", model_type="net", params={"depth": "3"})
         mlflow.log_metric("val", 0.9, model_id=model.model_id)
         mlflow.finalize_logged_model(model.model_id, "READY")
+        with mlflow.start_span("outer", span_type="CHAIN") as outer:
+            outer.set_inputs({"question": "größe"})
+            with mlflow.start_span("inner") as inner:
+                inner.set_attribute("tokens", 7)
+            outer.set_outputs({"answer": 42})
+        mlflow.set_trace_tag(outer.trace_id, "team", "vision")
+        mlflow.flush_trace_async_logging()
 with open("outputs/expected.txt", "w") as file:
     for step in range(200):
         file.write(repr(0.1 + 0.2 / (step + 1)) + "\n")
@@ -84,6 +91,19 @@ if hasattr(mlflow, "search_logged_models"):
     [net] = client.search_logged_models([experiments["birds"]], filter_string=f"source_run_id = '{run.info.run_id}'")
     is_("logged model", (net.name, net.params, str(net.status)), ("net", {"depth": "3"}, "READY"))
     is_("measured", [(metric.key, metric.value) for metric in net.metrics], [("val", 0.9)])
+    [trace] = client.search_traces([experiments["birds"]], filter_string="trace.status = 'OK'")
+    info, spans = trace.info, {span.name: span for span in trace.data.spans}
+    is_("trace", (info.tags["team"], info.tags["agentd.job"], info.experiment_id), ("vision", job, experiments["birds"]))
+    is_("its run", info.trace_metadata["mlflow.sourceRun"], run.info.run_id)
+    is_("spans", sorted(spans), ["inner", "outer"])
+    outer, inner = spans["outer"], spans["inner"]
+    is_("nesting", (outer.parent_id, inner.parent_id), (None, outer.span_id))
+    is_("what it held", (outer.inputs, outer.outputs, outer.span_type), ({"question": "größe"}, {"answer": 42}, "CHAIN"))
+    is_("attribute", inner.get_attribute("tokens"), 7)
+    length = (outer.end_time_ns - outer.start_time_ns) / 1e6
+    assert abs(info.execution_duration - length) < 2 and abs(info.request_time - outer.start_time_ns / 1e6) < 2, info
+    [found] = client.search_traces([experiments["birds"]], filter_string="tags.team = 'vision'", include_spans=False)
+    is_("found by its tag", found.info.trace_id, info.trace_id)
 print("as it was recorded")
 "#;
 

@@ -9,6 +9,7 @@
 //! DIR/EXPERIMENT/RUN/{inputs,outputs}/ID        data it read, models it made
 //! DIR/EXPERIMENT/datasets/ID                    that data
 //! DIR/EXPERIMENT/models/ID/…                    logged models, of MLflow 3
+//! DIR/EXPERIMENT/traces/ID/…                    traces, of MLflow 3
 //! DIR/models/NAME/…                             registered models
 //! ```
 //!
@@ -26,7 +27,7 @@ use serde_json::{Value, json};
 
 use super::names;
 use super::recorded::{MetricValue, RecordedRun, Recording};
-use super::registry;
+use super::{registry, traces};
 
 /// The name of a description in a directory.
 const META: &str = "meta.yaml";
@@ -99,6 +100,7 @@ impl FileStore {
             ExportedJob { store: self, facts, experiment: names::experiment(&facts.experiment), artifacts };
         entry.describe_experiment()?;
         entry.write_models(recording)?;
+        traces::write(&entry, recording)?;
         let (own, others): (Vec<_>, Vec<_>) = recording.runs.iter().partition(|(label, _)| label.is_empty());
         // The files of the others are in folders among those of the job.
         others.into_iter().chain(own).try_for_each(|(label, run)| entry.write_run(label, run))?;
@@ -132,7 +134,7 @@ impl FileStore {
         Ok(made)
     }
 
-    fn uri(&self, path: &str) -> String {
+    pub(super) fn uri(&self, path: &str) -> String {
         let mut uri = "file://".to_owned();
         for byte in self.at(path).display().to_string().bytes() {
             match byte {
@@ -150,7 +152,7 @@ impl FileStore {
 pub(super) struct ExportedJob<'a> {
     pub(super) store: &'a FileStore,
     pub(super) facts: &'a JobFacts,
-    experiment: String,
+    pub(super) experiment: String,
     artifacts: Option<&'a Path>,
 }
 
@@ -309,7 +311,7 @@ impl ExportedJob<'_> {
     }
 
     /// Moves the files of a run to it: new ones, or those that were written before.
-    fn place_artifacts(&self, from: &str, made: &Path, place: &Path) -> io::Result<()> {
+    pub(super) fn place_artifacts(&self, from: &str, made: &Path, place: &Path) -> io::Result<()> {
         let to = made.join("artifacts");
         let source = match self.artifacts {
             Some(artifacts) => artifacts.join(from),
@@ -428,6 +430,11 @@ fn write_file(folder: &Path, name: &str, text: &str) -> io::Result<()> {
 
 /// Writes the description of a directory.
 pub(super) fn describe(dir: &Path, meta: &Value) -> io::Result<()> {
+    describe_as(dir, META, meta)
+}
+
+/// The same in a file of this name.
+pub(super) fn describe_as(dir: &Path, name: &str, meta: &Value) -> io::Result<()> {
     let mut text = String::new();
     for (key, value) in meta.as_object().into_iter().flatten() {
         text.push_str(key);
@@ -435,7 +442,7 @@ pub(super) fn describe(dir: &Path, meta: &Value) -> io::Result<()> {
         inline(value, &mut text);
         text.push('\n');
     }
-    fs::write(dir.join(META), text)
+    fs::write(dir.join(name), text)
 }
 
 /// A value in the flow style of YAML, with all but plain characters escaped: readers of YAML refuse some.
