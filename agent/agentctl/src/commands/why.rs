@@ -1,5 +1,6 @@
 //! `why`: the history of one job, and whose fault its failure was.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -149,8 +150,8 @@ fn render(job: &JobView, events: &[v1::HistoryEvent], now: Timestamp, paper: Pap
         let at = format!("{:>14}", format!("+{}", since(Timestamp(event.at_ms).since(begin))));
         let attempt =
             if attempts > 1 && event.epoch > 0 { format!("[{}] ", event.epoch) } else { String::new() };
-        // It may contain a whole fault, which is shown in full below.
-        let told = cut(&format!("{attempt}{}", clean(plainly(&event.text))), 2 * paper.width);
+        let short = without_causes(plainly(&event.text), job);
+        let told = cut(&format!("{attempt}{}", clean(&short)), 2 * paper.width);
         let told = wrap(&told, paper.width, 16);
         let _ = writeln!(text, "{}  {told}", paper.ink.paint(Tone::Dim, &at));
     }
@@ -168,6 +169,13 @@ fn render(job: &JobView, events: &[v1::HistoryEvent], now: Timestamp, paper: Pap
         let _ = writeln!(text, "Read more: agentctl explain {}", cause.code);
     }
     text
+}
+
+/// The text of an event without the causes of the fault that is shown in full below: they may be a whole traceback.
+fn without_causes<'a>(text: &'a str, job: &JobView) -> Cow<'a, str> {
+    // What failed may have the rank before it.
+    let causes = job.cause().map(|fault| format!(": {}", fault.why.join(": "))).unwrap_or_default();
+    if causes.len() > 2 { Cow::Owned(text.replace(&causes, "")) } else { Cow::Borrowed(text) }
 }
 
 /// The text of an event without details that another event has.
@@ -275,6 +283,18 @@ mod tests {
             Read more: agentctl explain RUN-101
         ");
         insta::assert_snapshot!("json", pretty(&document(&failed(), &events, Timestamp(1_200_000))));
+    }
+
+    #[test]
+    fn test_a_traceback_is_told_once_and_by_line() {
+        let mut job = failed();
+        let fault = job.outcome.as_mut().and_then(|outcome| outcome.fault.as_mut()).unwrap();
+        fault.why = vec!["Traceback (most recent call last):".into(), "ValueError: odd".into()];
+        let text = format!("the command ended with code 3: {fault}");
+        let events = [v1::HistoryEvent { text, ..Default::default() }];
+        let told = render(&job, &events, Timestamp(0), Paper { ink: Ink::PLAIN, width: 80 });
+        assert!(told.contains("the command ended with code 3: RUN-101: the command returned 3\n"), "{told}");
+        assert_eq!(told.matches("ValueError").count(), 1, "{told}");
     }
 
     #[test]
