@@ -99,7 +99,8 @@ pub(super) async fn diff(args: &DiffArgs, to: Option<&Target>, output: &mut Outp
     let nodes = client.machines().await?.nodes;
     let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
     let sides = [side(&client, &one, &nodes).await?, side(&client, &other, &nodes).await?];
-    let found = differences(&sides);
+    let known = known(&sides);
+    let found = differences(&sides, &known);
     let code = code::changed(&client, one.spec.code, other.spec.code).await;
     output.rest();
     let notes = notes([&one.job, &other.job], &sides, code.as_ref().err());
@@ -117,7 +118,7 @@ pub(super) async fn diff(args: &DiffArgs, to: Option<&Target>, output: &mut Outp
     }
     let same_code = one.spec.code == other.spec.code;
     let paper = output.paper();
-    output.print(&render([&one.job, &other.job], &known(&sides), &found, &files, same_code, paper))?;
+    output.print(&render([&one.job, &other.job], &known, &found, &files, same_code, paper))?;
     notes.iter().for_each(|note| output.note(note));
     Ok(())
 }
@@ -191,9 +192,7 @@ impl Side {
         for package in &lock.packages {
             let file = package.url.rsplit('/').next().unwrap_or(&package.url);
             let name = package.name().unwrap_or(file);
-            let version = file.strip_prefix(name).unwrap_or(file).trim_start_matches('-');
-            let version = version.trim_end_matches(".conda").trim_end_matches(".tar.bz2");
-            self.add(Aspect::Packages, name, version.to_owned());
+            self.add(Aspect::Packages, name, conda_version(file, name));
         }
         for line in &lock.pip {
             let name = requirement::package(line).unwrap_or_else(|| line.clone());
@@ -211,6 +210,16 @@ impl Side {
                 self.add(Aspect::Machine, &format!("{name}{rank}"), text);
             }
         }
+    }
+}
+
+/// `1.0 (conda, py311_0)` of `NAME-1.0-py311_0.conda`: what pip installs has no build.
+fn conda_version(file: &str, name: &str) -> String {
+    let text = file.strip_prefix(name).unwrap_or(file).trim_start_matches('-');
+    let text = text.trim_end_matches(".conda").trim_end_matches(".tar.bz2");
+    match text.split_once('-') {
+        Some((version, build)) => format!("{version} (conda, {build})"),
+        None => text.to_owned(),
     }
 }
 
@@ -248,12 +257,11 @@ fn known(sides: &[Side; 2]) -> Vec<Aspect> {
 }
 
 /// What differs, in the order of the parts; what is not known of one side is left out.
-fn differences(sides: &[Side; 2]) -> Vec<Difference> {
+fn differences(sides: &[Side; 2], known: &[Aspect]) -> Vec<Difference> {
     let [one, other] = sides;
     let mut keys: Vec<_> = one.facts.keys().chain(other.facts.keys()).collect();
     keys.sort_unstable();
     keys.dedup();
-    let known = known(sides);
     let is_told =
         |found: &Difference| found.name != BUILT_AS || (found.one.is_some() && found.other.is_some());
     let of = |key: &(Aspect, String)| Difference {
@@ -362,7 +370,8 @@ mod tests {
         };
         sides[0].take_packages(&lock("1"));
         sides[1].take_packages(&lock("2"));
-        let text = render(["one", "two"], &known(&sides), &differences(&sides), &[], true, PAPER);
+        let known = known(&sides);
+        let text = render(["one", "two"], &known, &differences(&sides, &known), &[], true, PAPER);
         insta::assert_snapshot!(text, @r"
         - one
         + two
@@ -384,7 +393,7 @@ mod tests {
           python  (none) -> python3.12
 
         packages
-          numpy  1-0 -> 2-0
+          numpy  1 (conda, 0) -> 2 (conda, 0)
           six    1.1 -> 1.2
 
         no difference: machine, metrics, end, code
@@ -397,15 +406,21 @@ mod tests {
         sides[0].add(Aspect::Packages, "numpy", "1".to_owned());
         sides[0].add(Aspect::Environment, BUILT_AS, "pip-1".to_owned());
         sides[1].unknown.insert(Aspect::Packages, "it has not run to an end".to_owned());
-        assert_eq!(differences(&sides), []);
-        let text = render(["a", "b"], &known(&sides), &[], &[], true, PAPER);
+        let known = known(&sides);
+        assert_eq!(differences(&sides, &known), []);
+        let text = render(["a", "b"], &known, &[], &[], true, PAPER);
         assert!(text.ends_with("data, environment, machine, metrics, end, code\n"), "{text}");
         let notes = notes(["a", "b"], &sides, None);
         assert_eq!(notes, ["packages of b are not compared: it has not run to an end"]);
     }
 
     #[test]
-    fn test_versions_of_pip_are_read_from_every_form_of_a_line() {
+    fn test_versions_are_read_from_every_form_of_a_line() {
+        assert_eq!(
+            conda_version("numpy-1.26.4-py311h64a7726_0.conda", "numpy"),
+            "1.26.4 (conda, py311h64a7726_0)"
+        );
+        assert_eq!(conda_version("odd.tar.bz2", "odd"), "");
         for (line, version) in [
             ("six==1.0", "1.0"),
             ("six==1.0 --hash=sha256:ab", "1.0"),
