@@ -50,6 +50,9 @@ pub(crate) struct SubmitArgs {
     /// Send a home directory, or the root of the machine, all the same.
     #[arg(long)]
     pub(crate) yes: bool,
+    /// With -c, the directory with the script, which is sent in place of the project.
+    #[arg(long, value_name = "DIR", requires = "config")]
+    pub(crate) source_directory: Option<PathBuf>,
     /// The command, instead of the job file's; for a script, its arguments; with -c, a script and its arguments.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,

@@ -42,8 +42,9 @@ pub(super) async fn dry_run(
 }
 
 fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
-    let SubmitArgs { target, config, experiment, name, set, env, command, needs, .. } = args.clone();
-    Plan::read(&target, Changes { config, experiment, name, command, set, env, needs })
+    let SubmitArgs { target, config, source_directory: source, experiment, name, .. } = args.clone();
+    let SubmitArgs { set, env, command, needs, .. } = args.clone();
+    Plan::read(&target, Changes { config, source, experiment, name, command, set, env, needs })
 }
 
 /// The jobs that it waits for, by their whole names.

@@ -17,6 +17,8 @@ const REQUIREMENTS: &str = "requirements.txt";
 pub(crate) struct Changes {
     /// The run configuration of the project; the command is then a script and its arguments.
     pub(crate) config: Option<String>,
+    /// The directory with its code, where that is not the project.
+    pub(crate) source: Option<PathBuf>,
     /// Another experiment.
     pub(crate) experiment: Option<String>,
     /// Another name.
@@ -145,17 +147,19 @@ impl Plan {
         };
         let Runconfig { job, script } =
             jobfile::runconfig(&text, &given, folder).map_err(|refused| in_file(file, refused.into()))?;
+        let code = changes.source.as_deref().unwrap_or(project);
         if let Some((script, place)) = script
             && changes.command.is_empty()
-            && !project.join(&script).is_file()
+            && !code.join(&script).is_file()
         {
             let place =
                 if given.is_empty() { format!("{}: {place}: ", file.display()) } else { String::new() };
-            let what = format!("{place}`script`: there is no file `{script}` in `{}`", project.display());
+            let what = format!("{place}`script`: there is no file `{script}` in `{}`", code.display());
             let fault = Fault::new(Code::JobInvalid, what);
             return Err(fault.fix("correct the path: it is relative to the project's directory").into());
         }
-        Plan::of_read(job, file, project)
+        let plan = Plan::of_read(job, file, project)?;
+        Ok(Plan { code: changes.source.clone().or(plan.code), ..plan })
     }
 
     /// From a job file that was read; what it names is relative to `base`.
@@ -500,6 +504,30 @@ mod tests {
             let told = warnings.iter().any(|warning| warning.message.contains("`code: .` sends"));
             assert_eq!((told, warnings.len()), (warned, usize::from(warned)), "{command}");
         }
+    }
+
+    #[test]
+    fn test_the_code_of_a_run_configuration_may_be_in_a_directory_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            (
+                ".azureml/a.runconfig",
+                "script: t.py\nenvironment: {python: {userManagedDependencies: false}}\n",
+            ),
+            (".azureml/conda_dependencies.yml", "dependencies: [python=3.11]\n"),
+            ("scripts/t.py", ""),
+        ] {
+            std::fs::create_dir_all(dir.path().join(path).parent().unwrap()).unwrap();
+            std::fs::write(dir.path().join(path), text).unwrap();
+        }
+        let (config, scripts) = (Some("a".to_owned()), dir.path().join("scripts"));
+        let changes = Changes { config, ..Changes::default() };
+        let fault = Plan::read(dir.path(), changes.clone()).unwrap_err();
+        assert!(fault.what.contains("there is no file `t.py`"), "{fault}");
+        let changes = Changes { source: Some(scripts.clone()), ..changes };
+        let plan = Plan::read(dir.path(), changes).unwrap();
+        assert_eq!(plan.code, Some(scripts));
+        assert!(matches!(plan.draft.environment, EnvSpec::Conda { .. }), "the conda file is the project's");
     }
 
     #[test]
