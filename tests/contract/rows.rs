@@ -85,7 +85,7 @@ pub(crate) const ROWS: [Row; 64] = [
     no(13, "a cluster for one run", "the run is placed on any node that fits, with a warning"),
     no(14, "no nodes while nothing runs", "pools of machines are not here yet"),
     tests(15, "a node that is taken away", &["test_a_lost_job_runs_again_when_it_may"]),
-    suite(16, "MPI over several nodes", "gangs", &["X1", "X2"]),
+    suite(16, "MPI over several nodes", "gangs", &["X1", "X2", "J1"]),
     tests(17, "many nodes", &["test_a_long_line_costs_little"]),
     tests(18, "the status of the nodes", &["test_document_of_a_box"]),
     no(19, "wait until nodes are there", "a job waits by itself, and says why"),

@@ -21,7 +21,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
-const SUM: &str = r#"
+pub(crate) const SUM: &str = r#"
 import os
 import torch
 import torch.distributed as dist
@@ -34,10 +34,10 @@ dist.barrier()
 "#;
 
 /// The PyTorch of the distribution, which is small and built for processors alone.
-const TORCH_PYTHON: &str = "/usr/bin/python3";
+pub(crate) const TORCH_PYTHON: &str = "/usr/bin/python3";
 
 #[allow(clippy::disallowed_methods, reason = "asks for what the tests need")]
-fn need_torch() {
+pub(crate) fn need_torch() {
     let import = std::process::Command::new(TORCH_PYTHON).args(["-c", "import torch.distributed"]).status();
     let works = import.is_ok_and(|status| status.success());
     assert!(
@@ -94,7 +94,7 @@ fn sum_up(tally: &mut Tally, fleet: &Fleet, environment: &str) {
 }
 
 /// A Python with a package of its own, made once.
-fn with_package(name: &str, install: &str) -> PathBuf {
+pub(crate) fn with_package(name: &str, install: &str) -> PathBuf {
     let dir = agent_tests::binaries().join(format!("../test-python-{name}"));
     python::make(&dir, name, &[&[install]]);
     dir.canonicalize().expect("it was made a moment ago")
@@ -115,7 +115,7 @@ fn says(fleet: &Fleet, name: &str, job: &str, files: &[(&str, &str)]) -> String 
     said
 }
 
-const SQUARES: &str = r#"
+pub(crate) const SQUARES: &str = r#"
 import ray, time
 
 ray.init()

@@ -3,6 +3,7 @@
 
 mod bed;
 mod chaos;
+mod cloud;
 mod fanout;
 mod frameworks;
 mod matrix;
@@ -16,10 +17,19 @@ use agent_tests::table::{Row, Table};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [plain::ROWS, matrix::ROWS, mpi::ROWS, networks::ROWS, frameworks::ROWS, fanout::ROWS, chaos::ROWS]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        plain::ROWS,
+        matrix::ROWS,
+        mpi::ROWS,
+        networks::ROWS,
+        frameworks::ROWS,
+        cloud::ROWS,
+        fanout::ROWS,
+        chaos::ROWS,
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn main() -> ExitCode {
