@@ -85,7 +85,7 @@ impl From<JobSpec> for v1::JobSpec {
             environment: Some(draft.environment.into()),
             environment_variables: draft.environment_variables.into_iter().collect(),
             inputs: draft.inputs.into_iter().map(|(name, input)| (name, input.into())).collect(),
-            outputs: draft.outputs.into_iter().map(|(name, output)| (name, output.into())).collect(),
+            outputs: data::outputs_to_wire(draft.outputs, &draft.output_names),
             resources: Some(v1::Resources {
                 nodes: draft.resources.nodes,
                 gpus: draft.resources.gpus,
@@ -142,6 +142,7 @@ impl TryFrom<v1::JobSpec> for JobSpec {
                 .into_iter()
                 .map(|(name, input)| Ok((name, input.try_into()?)))
                 .collect::<Result<_, WireError>>()?,
+            output_names: data::output_names(&wire.outputs),
             outputs: wire
                 .outputs
                 .into_iter()
@@ -571,6 +572,11 @@ mod tests {
                         is_own_copy: true,
                     }),
                 ),
+            ]
+            .into(),
+            output_names: [
+                ("m".into(), job::OutputName { name: "iris".into(), version: Some("3".into()) }),
+                ("s".into(), job::OutputName { name: "iris".into(), version: None }),
             ]
             .into(),
             outputs: [

@@ -20,6 +20,7 @@ mod instance;
 mod metrics;
 mod mlflow;
 mod named_data;
+mod named_outputs;
 mod one_job;
 mod outputs;
 mod people;

@@ -30,6 +30,7 @@ mod logs;
 mod lost;
 mod metrics;
 mod mlflow;
+mod named;
 mod nodes;
 mod outputs;
 mod people;

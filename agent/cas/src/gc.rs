@@ -178,8 +178,20 @@ struct Whole {
 }
 
 /// While it is held, nothing is removed.
-#[derive(Debug)]
-pub struct Relied<'a>(#[expect(dead_code, reason = "it is held")] RwLockReadGuard<'a, ()>);
+pub struct Relied<'a> {
+    shared: &'a Shared,
+    #[expect(dead_code, reason = "it is held")]
+    gate: RwLockReadGuard<'a, ()>,
+}
+
+impl Relied<'_> {
+    /// Its holder is about to need these, too.
+    pub fn add(&self, pins: Vec<Pin>) {
+        if let Some(relied) = &mut *self.shared.relied() {
+            relied.extend(pins);
+        }
+    }
+}
 
 impl Collector {
     /// Of the store `disk`, which has these users. [`Collector::held_by`] must be called for each before anything
@@ -233,10 +245,9 @@ impl Collector {
     /// guard: meanwhile nothing is removed, and a collection that is running removes none of `pins` afterwards.
     pub async fn rely_on(&self, pins: Vec<Pin>) -> Relied<'_> {
         let gate = self.shared.gate.read().await;
-        if let Some(relied) = &mut *self.shared.relied() {
-            relied.extend(pins);
-        }
-        Relied(gate)
+        let relied = Relied { shared: &self.shared, gate };
+        relied.add(pins);
+        relied
     }
 
     /// A blob that one of these trees needs and the store lacks. A blob that is no valid directory is no error here.
@@ -413,6 +424,12 @@ impl Noting<'_> {
 impl Drop for Noting<'_> {
     fn drop(&mut self) {
         *self.0.relied() = None;
+    }
+}
+
+impl fmt::Debug for Relied<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relied").finish_non_exhaustive()
     }
 }
 

@@ -32,7 +32,7 @@ pub use push::{PushError, PushProgress, Pushed, push, push_lightly};
 pub use scan::{ScanError, Snapshot, Unread, scan, scan_file, scan_outputs, scan_whole};
 pub use statcache::StatCache;
 pub use survey::{Choice, Ruled, Survey};
-pub use tree::{Entry, TreeError, folder, list};
+pub use tree::{Entry, TreeError, file_alone, folder, list, part};
 pub(crate) use tree::{MAX_MESSAGE, Named, named};
 
 /// Directories on the longest path of a tree, the root included.

@@ -12,6 +12,7 @@ mod identity;
 mod inside;
 mod jobs;
 mod moving;
+mod naming;
 mod nodes;
 mod outputs;
 mod peers;
@@ -42,7 +43,7 @@ pub(crate) use inside::Offers;
 pub(crate) use sessions::Sessions;
 
 use crate::archive::{Archive, ArchiveError};
-use crate::assets::Assets;
+use crate::assets::{Assets, Naming};
 use crate::fanout::Fanout;
 use crate::pools::Pools;
 use crate::queue::{AskError, JobView, Queue};
@@ -309,7 +310,22 @@ fn to_wire(view: &JobView) -> v1::Job {
             failed: tasks.failed.to_string(),
             canceled: tasks.canceled.to_string(),
         }),
+        named_outputs: named_outputs(job),
     }
+}
+
+/// What came of the names of outputs; nothing before the job has ended.
+fn named_outputs(job: &JobRecord) -> Vec<v1::NamedOutput> {
+    let to_wire = |(output, naming): (&String, &Naming)| {
+        let name = job.spec.output_names.get(output).map(|wanted| wanted.name.clone()).unwrap_or_default();
+        let (version, why) = match naming {
+            Naming::Found(_) => return None,
+            Naming::Named(version) => (version.clone(), String::new()),
+            Naming::Unnamed(why) => (String::new(), why.clone()),
+        };
+        Some(v1::NamedOutput { output: output.clone(), name, version, why })
+    };
+    job.named.iter().filter_map(to_wire).collect()
 }
 
 /// The outcome of a rank, if it has ended.
@@ -362,6 +378,7 @@ pub fn hide_what_it_does(whole: v1::Job) -> v1::Job {
         replicas: whole.replicas.into_iter().map(replica).collect(),
         outcome: whole.outcome.map(verdict),
         tasks: None,
+        named_outputs: Vec::new(),
         ..whole
     }
 }

@@ -1,24 +1,27 @@
-//! The names that users gave to data.
+//! The names that users and jobs gave to data.
 //!
-//! Owns the records of assets and the rules of names. Reads are served from memory; one change is made at a time, and
+//! Owns the records of assets and the rules of names. Reads are served from memory. Changes are made by the task of the
+//! queue, one at a time ([`Register`]), so a job that ends names its outputs in the commit with which it ends; a change
 //! takes effect when it is on disk.
 //!
 //! Invariants: a name belongs to each user apart, so nobody learns the names of others and nobody changes what a name
 //! means for others; of names that all may read there is one, so that it means the same for everybody; a version is
 //! never changed, only removed; what an asset names stays in the store ([`Assets::pins`]).
 
-use std::collections::BTreeMap;
+mod register;
+
 use std::sync::Arc;
 
 use agent_cas::gc::{Holder, Pin};
-use agent_model::asset::{Asset, AssetRef, LATEST, Which, is_asset_word, next_version};
+use agent_model::asset::{Asset, AssetRef, LATEST};
 use agent_model::job::Input;
-use agent_model::{DataInput, DataUri, JobDraft, Principal};
+use agent_model::{DataInput, DataUri, Digest, JobDraft, Principal};
 use parking_lot::RwLock;
-use tokio::sync::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::queue::{AskError, Queue};
-use crate::store::{Document, Loaded};
+use register::Names;
+pub(crate) use register::Register;
 
 /// How many versions a user may have, of all names together.
 const MOST: usize = 10_000;
@@ -48,6 +51,16 @@ pub(crate) enum AssetError {
     Ask(#[from] AskError),
 }
 
+/// What a user wants to do with his versions of a name.
+#[derive(Debug, Clone)]
+pub(crate) struct AssetChange {
+    pub(crate) owner: Principal,
+    pub(crate) name: String,
+    /// All of them when absent.
+    pub(crate) version: Option<String>,
+    pub(crate) want: AssetWant,
+}
+
 /// What is to be done with a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AssetWant {
@@ -56,102 +69,88 @@ pub(crate) enum AssetWant {
     Remove,
 }
 
+/// An output that gets a name when its job completes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Naming {
+    /// What it is. Its job has not ended.
+    Found(Input),
+    /// It is this version of its name.
+    Named(String),
+    /// It has no name, for this reason.
+    Unnamed(String),
+}
+
+/// The snapshot that data are in, if they are in the store.
+pub(crate) fn tree_of(data: &Input) -> Option<Digest> {
+    match data {
+        Input::Folder(root) | Input::File { root, .. } => Some(*root),
+        Input::Literal(_) | Input::Data(_) => None,
+    }
+}
+
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Assets {
-    /// By the name of the document.
-    known: Arc<RwLock<BTreeMap<String, Asset>>>,
-    /// Held during a change.
-    changing: Arc<Mutex<()>>,
+    names: Arc<RwLock<Names>>,
     queue: Queue,
 }
 
 impl Assets {
-    pub(crate) fn new(loaded: &Loaded, queue: Queue) -> Assets {
-        let all = loaded.all(|one| if let Document::Asset(asset) = one { Some(&**asset) } else { None });
-        let known = all.into_iter().map(|asset| (Document::name_of_asset(&asset), asset)).collect();
-        Assets { known: Arc::new(RwLock::new(known)), changing: Arc::default(), queue }
+    pub(crate) fn new(register: &Register, queue: Queue) -> Assets {
+        Assets { names: Arc::clone(&register.0), queue }
     }
 
     /// All that a user may read; an operator reads everything.
     pub(crate) fn readable(&self, who: &Principal, is_operator: bool) -> Vec<Asset> {
-        let known = self.known.read();
-        known.values().filter(|asset| is_operator || may_read(asset, who)).cloned().collect()
+        let names = self.names.read();
+        names.known.values().filter(|asset| is_operator || may_read(asset, who)).cloned().collect()
     }
 
     /// What must stay in the store.
     pub(crate) fn pins(&self) -> Vec<Pin> {
-        let root = |asset: &Asset| match &asset.data {
-            Input::Folder(root) | Input::File { root, .. } => Some(*root),
-            Input::Literal(_) | Input::Data(_) => None,
-        };
-        self.known.read().values().filter_map(root).map(|root| Pin::tree(root, Holder::Assets)).collect()
+        let names = self.names.read();
+        let all = names.known.values().chain(names.coming.values().flatten());
+        all.filter_map(|asset| tree_of(&asset.data)).map(|root| Pin::tree(root, Holder::Assets)).collect()
     }
 
     /// Adds a version; one without a name for it gets the next number. Its labels leave the other versions.
-    pub(crate) async fn add(&self, mut asset: Asset) -> Result<Asset, AssetError> {
-        let _one = self.changing.lock().await;
-        let documents = {
-            let known = self.known.read();
-            let own: Vec<&Asset> = known.values().filter(|known| known.owner == asset.owner).collect();
-            let of_name: Vec<&Asset> = own.iter().copied().filter(|known| known.name == asset.name).collect();
-            if asset.version.is_empty() {
-                asset.version = next_version(&of_name);
-            }
-            check(&asset, &own, known.values())?;
-            let moved = of_name.into_iter().filter_map(|other| without(other, &asset.labels));
-            moved.chain([asset.clone()]).collect::<Vec<_>>()
-        };
-        self.write(documents).await?;
-        Ok(asset)
+    pub(crate) async fn add(&self, asset: Asset) -> Result<Asset, AssetError> {
+        self.queue.add_asset(asset).await?
     }
 
     /// Archives, restores or removes every version that is meant; returns them as they are then, or were.
-    pub(crate) async fn change(
-        &self,
-        owner: &Principal,
-        name: &str,
-        version: Option<&str>,
-        want: AssetWant,
-    ) -> Result<Vec<Asset>, AssetError> {
-        let _one = self.changing.lock().await;
-        let mut meant: Vec<Asset> = {
-            let known = self.known.read();
-            let is_meant = |asset: &&Asset| {
-                asset.owner.as_ref() == Some(owner)
-                    && asset.name == name
-                    && version.is_none_or(|version| asset.version == version)
+    pub(crate) async fn change(&self, change: AssetChange) -> Result<Vec<Asset>, AssetError> {
+        self.queue.change_assets(change).await?
+    }
+
+    /// Whether no output of the job is to be a version that is there already.
+    pub(crate) fn require_free(&self, draft: &JobDraft, who: &Principal) -> Result<(), AssetError> {
+        let names = self.names.read();
+        let wanted = draft.output_names.values().filter_map(|name| Some((name, name.reference()?)));
+        for (name, reference) in wanted {
+            let is_it = |asset: &&Asset| {
+                asset.owner.as_ref() == Some(who)
+                    && asset.name == name.name
+                    && Some(&asset.version) == name.version.as_ref()
             };
-            let meant: Vec<Asset> = known.values().filter(is_meant).cloned().collect();
-            if meant.is_empty() {
-                let version = version.map(|version| format!(":{version}")).unwrap_or_default();
-                let own = known.values().filter(|asset| asset.owner.as_ref() == Some(owner));
-                return Err(unknown(&format!("azureml:{name}{version}"), name, own));
+            if names.all().any(|asset| is_it(&asset)) {
+                return Err(AssetError::Exists(reference));
             }
-            meant
-        };
-        if want == AssetWant::Remove {
-            let names: Vec<String> = meant.iter().map(Document::name_of_asset).collect();
-            self.queue.write(Vec::new(), names.clone()).await?;
-            let mut known = self.known.write();
-            names.iter().for_each(|name| drop(known.remove(name)));
-            return Ok(meant);
         }
-        meant.iter_mut().for_each(|asset| asset.archived = want == AssetWant::Archive);
-        self.write(meant.clone()).await?;
-        Ok(meant)
+        Ok(())
     }
 
     /// The job with the data itself in place of the names of data. A name that no user gave stays: a node may know it.
     pub(crate) fn resolve(&self, draft: JobDraft, who: &Principal) -> Result<JobDraft, AssetError> {
-        let known = self.known.read();
+        let names = self.names.read();
         let mut inputs = draft.inputs.clone();
         for (name, input) in &mut inputs {
             let Input::Data(DataInput { uri: DataUri::Asset(text), is_file, is_own_copy }) = &*input else {
                 continue;
             };
             let Some(reference) = AssetRef::parse(text) else { continue };
-            let Some(asset) = find(&reference, who, known.values())? else { continue };
+            let Some(asset) = find(&reference, who, names.known.values())? else { continue };
             if *is_file && !asset.is_file() {
                 let (input, reference) = (format!("inputs.{name}"), reference.to_string());
                 return Err(AssetError::Folder { input, reference });
@@ -163,53 +162,10 @@ impl Assets {
         }
         Ok(JobDraft { inputs, ..draft })
     }
-
-    async fn write(&self, assets: Vec<Asset>) -> Result<(), AssetError> {
-        let documents = assets.iter().cloned().map(|asset| Document::Asset(Box::new(asset))).collect();
-        self.queue.write(documents, Vec::new()).await?;
-        let mut known = self.known.write();
-        known.extend(assets.into_iter().map(|asset| (Document::name_of_asset(&asset), asset)));
-        Ok(())
-    }
 }
 
 fn may_read(asset: &Asset, who: &Principal) -> bool {
     asset.visible_to_all || asset.owner.as_ref() == Some(who)
-}
-
-/// The rules for a new version, whose owner has `own`.
-fn check<'a>(
-    asset: &Asset,
-    own: &[&Asset],
-    mut all: impl Iterator<Item = &'a Asset>,
-) -> Result<(), AssetError> {
-    let words = [&asset.name, &asset.version].into_iter().chain(&asset.labels);
-    if let Some(wrong) = words.into_iter().find(|word| !is_asset_word(word)) {
-        return Err(AssetError::Word(wrong.escape_debug().to_string()));
-    }
-    if asset.labels.iter().any(|label| label == LATEST) {
-        return Err(AssetError::Latest);
-    }
-    if own.len() >= MOST {
-        return Err(AssetError::Many);
-    }
-    if own.iter().any(|other| (&other.name, &other.version) == (&asset.name, &asset.version)) {
-        let which = Which::Version(asset.version.clone());
-        return Err(AssetError::Exists(AssetRef { name: asset.name.clone(), which }));
-    }
-    let is_taken =
-        |other: &Asset| other.visible_to_all && other.name == asset.name && other.owner != asset.owner;
-    match asset.visible_to_all && all.any(is_taken) {
-        true => Err(AssetError::Taken(asset.name.clone())),
-        false => Ok(()),
-    }
-}
-
-/// The asset without these labels, if it has one of them.
-fn without(asset: &Asset, labels: &[String]) -> Option<Asset> {
-    let mut other = asset.clone();
-    other.labels.retain(|label| !labels.contains(label));
-    (other.labels != asset.labels).then_some(other)
 }
 
 /// What a reference of a user means: his own data go before those of others. `None` where nobody gave the name.
@@ -237,15 +193,15 @@ fn unknown<'a>(asked: &str, name: &str, all: impl Iterator<Item = &'a Asset>) ->
 
 #[cfg(test)]
 mod tests {
-    use agent_model::{Digest, Timestamp};
+    use agent_model::Timestamp;
 
     use super::*;
 
-    fn who(uid: u32) -> Principal {
+    pub(super) fn who(uid: u32) -> Principal {
         Principal::Local { uid }
     }
 
-    fn asset(owner: u32, name: &str, version: &str, visible_to_all: bool) -> Asset {
+    pub(super) fn asset(owner: u32, name: &str, version: &str, visible_to_all: bool) -> Asset {
         Asset {
             name: name.into(),
             version: version.into(),
@@ -273,28 +229,5 @@ mod tests {
         assert_eq!(found("iris:1", 3), Ok(Some(who(1))));
         assert_eq!(found("rose:1", 3), Ok(None), "nobody learns that it exists");
         assert_eq!(found("iris:9", 3), Err("there is no `azureml:iris:9`".to_owned()));
-    }
-
-    #[test]
-    fn test_what_breaks_a_rule_is_not_added() {
-        let all = [asset(1, "iris", "1", true), asset(2, "rose", "1", false)];
-        let refused = |new: Asset| {
-            let own: Vec<&Asset> = all.iter().filter(|known| known.owner == new.owner).collect();
-            check(&new, &own, all.iter()).map_err(|error| error.to_string()).err()
-        };
-        assert_eq!(refused(asset(2, "iris", "1", false)), None, "a name of his own");
-        assert!(refused(asset(2, "iris", "1", true)).unwrap().contains("another user"));
-        assert!(refused(asset(1, "iris", "1", true)).unwrap().contains("is there already"));
-        assert_eq!(refused(asset(1, "iris", "2", true)), None);
-        assert!(refused(asset(1, "../x", "2", true)).unwrap().contains("cannot be a name"));
-        let latest = Asset { labels: vec!["latest".into()], ..asset(1, "iris", "2", true) };
-        assert!(refused(latest).unwrap().contains("nobody sets it"));
-    }
-
-    #[test]
-    fn test_a_label_leaves_the_version_that_had_it() {
-        let old = Asset { labels: vec!["good".into(), "old".into()], ..asset(1, "iris", "1", false) };
-        assert_eq!(without(&old, &["good".into()]).unwrap().labels, ["old"]);
-        assert_eq!(without(&old, &["other".into()]), None);
     }
 }

@@ -191,7 +191,7 @@ impl Controller {
             Arc::clone(&store),
             Arc::clone(&clock),
         );
-        let assets = assets::Assets::new(&documents, queue.clone());
+        let assets = assets::Assets::new(&task.names(), queue.clone());
         collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store), assets.clone()));
         let gate = api::Gate {
             operators: config.operators,

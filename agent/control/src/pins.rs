@@ -12,7 +12,7 @@ use std::sync::Arc;
 use agent_cas::gc::{Holder, Pin, Pins, Unknown};
 use agent_model::{Artifacts, Digest, JobDraft, Outcome};
 
-use crate::assets::Assets;
+use crate::assets::{self, Assets, Naming};
 use crate::queue::Queue;
 use crate::store::{Among, JobRecord, RankEnd, Recovery, Store};
 
@@ -61,7 +61,12 @@ pub(crate) fn of_job(job: &JobRecord) -> Vec<Pin> {
     let resumed = job.left_trees().filter(|_| !job.state.is_terminal());
     let resumed = resumed.map(|root| Pin::tree(root, Holder::Jobs));
     let outcomes = job.outcome.iter().chain(told).flat_map(of_outcome);
-    reads.into_iter().chain(outcomes).chain(resumed).collect()
+    let named = job.named.values().filter_map(|naming| match naming {
+        Naming::Found(data) => assets::tree_of(data),
+        Naming::Named(_) | Naming::Unnamed(_) => None,
+    });
+    let named = named.map(|root| Pin::tree(root, Holder::Outputs));
+    reads.into_iter().chain(outcomes).chain(resumed).chain(named).collect()
 }
 
 /// Lists everything that is needed.

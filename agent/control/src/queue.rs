@@ -13,11 +13,13 @@
 mod book;
 mod publisher;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_model::asset::Asset;
 use agent_model::lease::Terms;
 use agent_model::machine::EligibilityEvent;
 use agent_model::node::CachedEnvironment;
@@ -25,6 +27,7 @@ use agent_model::{Artifacts, Clock, Fault, JobId, NodeId, Outcome, ReplicaId, fa
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
+use crate::assets::{AssetChange, AssetError, Naming, Register};
 use crate::lease::Orders;
 use crate::scheduler::{Prospect, UserLimits};
 use crate::standby::Work;
@@ -117,11 +120,13 @@ enum Request {
     Flush(Reply<()>),
     RemoveNode { node: NodeId, lose_jobs: bool, who: String, reply: Reply<RemovedNode> },
     Write { documents: Vec<Document>, dropped: Vec<String>, reply: Reply<()> },
+    AddAsset(Box<Asset>, Reply<Result<Asset, AssetError>>),
+    ChangeAssets(AssetChange, Reply<Result<Vec<Asset>, AssetError>>),
     Link(Report, Reply<(u64, OrdersReceiver)>),
     Report { link: u64, report: Report, reply: Reply<bool> },
     Standing { replica: ReplicaId, node: NodeId, reply: Reply<Standing> },
     WantsLog(ReplicaId, Reply<Standing>),
-    Settle { replica: ReplicaId, node: NodeId, outcome: Outcome, reply: Reply<Standing> },
+    Settle { replica: ReplicaId, node: NodeId, outcome: Outcome, found: FoundOutputs, reply: Reply<Standing> },
     WantOutputs { wanted: WantedOutputs, reply: Reply<Option<oneshot::Receiver<Saved>>> },
     TellOutputs { wanted: WantedOutputs, saved: Saved, reply: Reply<()> },
     NoteSoFar { replica: ReplicaId, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
@@ -168,6 +173,9 @@ pub(crate) struct StoredOutputs {
     /// What is not among them, each path with the reason.
     pub(crate) left_out: Vec<String>,
 }
+
+/// What the outputs of a replica are that get names.
+type FoundOutputs = BTreeMap<String, Naming>;
 
 /// The result of storing outputs.
 type Saved = Result<StoredOutputs, Fault>;
@@ -379,6 +387,19 @@ impl Queue {
         self.ask(|reply| Request::Write { documents, dropped, reply }).await
     }
 
+    /// Gives a name to data.
+    pub(crate) async fn add_asset(&self, asset: Asset) -> Result<Result<Asset, AssetError>, AskError> {
+        self.ask(|reply| Request::AddAsset(Box::new(asset), reply)).await
+    }
+
+    /// Changes names of data; returns those that were meant.
+    pub(crate) async fn change_assets(
+        &self,
+        change: AssetChange,
+    ) -> Result<Result<Vec<Asset>, AssetError>, AskError> {
+        self.ask(|reply| Request::ChangeAssets(change, reply)).await
+    }
+
     /// The first report of a stream: from now on only this stream's reports count for the node.
     pub(crate) async fn link(&self, report: Report) -> Result<(u64, OrdersReceiver), AskError> {
         self.ask(|reply| Request::Link(report, reply)).await
@@ -400,19 +421,25 @@ impl Queue {
         self.ask(|reply| Request::WantsLog(replica.clone(), reply)).await
     }
 
-    /// Takes in the outcome of a replica; returns its standing before that.
+    /// Takes in the outcome of a replica, and which of its outputs get names; returns its standing before that.
     pub(crate) async fn settle(
         &self,
         replica: &ReplicaId,
         node: &NodeId,
         outcome: Outcome,
+        found: FoundOutputs,
     ) -> Result<Standing, AskError> {
         let (replica, node) = (replica.clone(), node.clone());
-        self.ask(|reply| Request::Settle { replica, node, outcome, reply }).await
+        self.ask(|reply| Request::Settle { replica, node, outcome, found, reply }).await
     }
 }
 
 impl Task {
+    /// The names of data, for whoever reads them.
+    pub(crate) fn names(&self) -> Register {
+        self.publisher.book.names()
+    }
+
     /// Works until `shutdown`, then writes all unwritten changes.
     pub(crate) async fn run(mut self, shutdown: impl Future<Output = ()>) {
         let mut shutdown = pin!(shutdown);
@@ -497,6 +524,7 @@ impl Task {
         match self.store.commit(&changes).await {
             Ok(()) => {
                 self.flush = None;
+                self.publisher.book.show_names(); // whoever sees that a job ended sees its outputs' names
                 self.publisher.publish(); // watchers see how a job ended before it leaves the book
                 self.publisher.book.retire();
                 Ok(())

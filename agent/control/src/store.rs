@@ -114,6 +114,9 @@ pub(crate) struct JobRecord {
     /// It is a task of an array, which its name tells, with its index.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_task: bool,
+    /// Of outputs that get a name when it completes: what they are, and later which version.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) named: BTreeMap<String, crate::assets::Naming>,
 }
 
 impl JobRecord {
@@ -145,6 +148,7 @@ impl JobRecord {
             so_far: None,
             tasks: None,
             is_task: false,
+            named: BTreeMap::new(),
         }
     }
 
@@ -159,6 +163,7 @@ impl JobRecord {
             left: None,
             so_far: None,
             tasks: None,
+            named: BTreeMap::new(),
             removed_at: Some(now),
             ..self
         }

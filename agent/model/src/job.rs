@@ -6,12 +6,13 @@
 
 mod array;
 mod distribution;
+mod naming;
+mod policy;
 mod service;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,8 @@ use crate::{Artifacts, DataInput, Digest, EnvSpec, Epoch, JobId, JobState, PoolN
 pub use crate::data::Output;
 pub use array::{Array, ArrayError, Indices, MAX_TASKS};
 pub use distribution::{Distribution, MAX_PROCESSES};
+pub use naming::OutputName;
+pub use policy::{Limits, OnDisconnect, Priority, RetryPolicy};
 pub use service::{JobService, ServiceKind};
 
 /// A job as someone wrote it; see [`JobDraft::validate`] for what must hold.
@@ -51,6 +54,9 @@ pub struct JobDraft {
     pub inputs: BTreeMap<String, Input>,
     /// The directories the command writes besides `./outputs`, by name.
     pub outputs: BTreeMap<String, Output>,
+    /// Those of them that get a name as data when the job has completed.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub output_names: BTreeMap<String, OutputName>,
     /// The pool that it names. It has no effect where there are no pools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<String>,
@@ -107,6 +113,7 @@ impl Default for JobDraft {
             environment_variables: BTreeMap::new(),
             inputs: BTreeMap::new(),
             outputs: BTreeMap::new(),
+            output_names: BTreeMap::new(),
             compute: None,
             resources: Resources::default(),
             distribution: None,
@@ -300,119 +307,6 @@ impl Default for Resources {
     }
 }
 
-/// What ends a job early.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Limits {
-    /// The longest time the command may run.
-    pub timeout: Option<Duration>,
-    /// How long the command may take to end after it was asked to; [`Limits::DEFAULT_GRACE`] when absent.
-    pub grace: Option<Duration>,
-    /// What happens to the job while its node does not report.
-    pub on_disconnect: OnDisconnect,
-}
-
-impl Limits {
-    /// Time between the request to end and the kill.
-    pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-
-    /// The grace that applies.
-    pub fn grace(&self) -> Duration {
-        self.grace.unwrap_or(Self::DEFAULT_GRACE)
-    }
-}
-
-/// What happens to a job while its node does not report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnDisconnect {
-    /// It continues there, and is given to no other node before there is proof that it ended.
-    #[default]
-    Hold,
-    /// It ends there when its lease is over, and another attempt may start elsewhere after that.
-    Replace,
-}
-
-impl OnDisconnect {
-    /// Every word users write.
-    pub const WORDS: [&'static str; 2] = ["hold", "replace"];
-
-    /// From the word users write, in any case.
-    pub fn parse(word: &str) -> Option<OnDisconnect> {
-        match word.to_ascii_lowercase().as_str() {
-            "hold" => Some(OnDisconnect::Hold),
-            "replace" => Some(OnDisconnect::Replace),
-            _ => None,
-        }
-    }
-
-    /// The word users write.
-    pub fn name(self) -> &'static str {
-        match self {
-            OnDisconnect::Hold => "hold",
-            OnDisconnect::Replace => "replace",
-        }
-    }
-}
-
-/// What happens after a failure that the fault itself allows to retry.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RetryPolicy {
-    /// Attempts in all, the first included.
-    pub max_attempts: u32,
-    /// The wait before the second attempt; it doubles each time, up to an hour.
-    pub backoff: Duration,
-}
-
-impl Default for RetryPolicy {
-    fn default() -> RetryPolicy {
-        RetryPolicy { max_attempts: 1, backoff: Duration::from_secs(10) }
-    }
-}
-
-impl RetryPolicy {
-    /// The wait before attempt `attempt` (the second is 2).
-    pub fn wait_before(&self, attempt: u32) -> Duration {
-        let doublings = attempt.saturating_sub(2).min(16);
-        self.backoff.saturating_mul(1 << doublings).min(Duration::from_secs(3600))
-    }
-}
-
-/// Which jobs start first. Jobs of one priority start in the order of their submission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Priority {
-    /// After all others.
-    Low,
-    /// The usual one.
-    #[default]
-    Medium,
-    /// Before all others.
-    High,
-}
-
-impl Priority {
-    /// From the word users write, in any case.
-    pub fn parse(word: &str) -> Option<Priority> {
-        match word.to_ascii_lowercase().as_str() {
-            "low" => Some(Priority::Low),
-            "medium" => Some(Priority::Medium),
-            "high" => Some(Priority::High),
-            _ => None,
-        }
-    }
-
-    /// The word users write.
-    pub fn name(self) -> &'static str {
-        match self {
-            Priority::Low => "low",
-            Priority::Medium => "medium",
-            Priority::High => "high",
-        }
-    }
-}
-
 /// A job that may run: a draft that was validated and completed. Read it like the draft it holds. Cheap to
 /// clone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -472,6 +366,7 @@ impl JobDraft {
     pub fn validate(mut self) -> Result<JobSpec, Fault> {
         self.check_command()?;
         self.check_names()?;
+        self.check_output_names()?;
         self.check_resources()?;
         if self.display_name.is_empty() {
             self.display_name = match &self.name {

@@ -1,5 +1,7 @@
 //! Inputs and outputs of a job.
 
+use std::collections::{BTreeMap, HashMap};
+
 use agent_model::{DataInput, DataOutput, job};
 
 use super::WireError;
@@ -40,16 +42,34 @@ impl TryFrom<v1::Input> for job::Input {
     }
 }
 
-impl From<job::Output> for v1::Output {
-    fn from(output: job::Output) -> v1::Output {
+/// The outputs of a job, each with the name that it gets as data.
+pub(super) fn outputs_to_wire(
+    outputs: BTreeMap<String, job::Output>,
+    names: &BTreeMap<String, job::OutputName>,
+) -> HashMap<String, v1::Output> {
+    let to_wire = |(key, output): (String, job::Output)| {
         let uri = output.data().map(|data| data.uri.to_string()).unwrap_or_default();
-        v1::Output { is_file: output.is_file(), uri }
-    }
+        let named = names.get(&key).cloned();
+        let (name, version) = named.map(|named| (named.name, named.version)).unwrap_or_default();
+        let version = version.unwrap_or_default();
+        (key, v1::Output { is_file: output.is_file(), uri, name, version })
+    };
+    outputs.into_iter().map(to_wire).collect()
+}
+
+/// The names that outputs get as data.
+pub(super) fn output_names(outputs: &HashMap<String, v1::Output>) -> BTreeMap<String, job::OutputName> {
+    let named = outputs.iter().filter(|(_, output)| !output.name.is_empty());
+    let of_output = |output: &v1::Output| job::OutputName {
+        name: output.name.clone(),
+        version: Some(output.version.clone()).filter(|version| !version.is_empty()),
+    };
+    named.map(|(key, output)| (key.clone(), of_output(output))).collect()
 }
 
 impl TryFrom<v1::Output> for job::Output {
     type Error = WireError;
-    fn try_from(v1::Output { is_file, uri }: v1::Output) -> Result<job::Output, WireError> {
+    fn try_from(v1::Output { is_file, uri, .. }: v1::Output) -> Result<job::Output, WireError> {
         Ok(match (uri.is_empty(), is_file) {
             (true, false) => job::Output::Folder,
             (true, true) => job::Output::File,

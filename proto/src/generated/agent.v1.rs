@@ -1482,6 +1482,23 @@ pub struct Job {
     /// Of an array: how its tasks stand.
     #[prost(message, optional, tag = "13")]
     pub tasks: ::core::option::Option<ArrayStatus>,
+    /// Outputs that were to get a name as data, once the job has completed.
+    #[prost(message, repeated, tag = "14")]
+    pub named_outputs: ::prost::alloc::vec::Vec<NamedOutput>,
+}
+/// What came of the name of an output.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NamedOutput {
+    #[prost(string, tag = "1")]
+    pub output: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// The version that it is; empty if it got no name.
+    #[prost(string, tag = "3")]
+    pub version: ::prost::alloc::string::String,
+    /// Why it got no name.
+    #[prost(string, tag = "4")]
+    pub why: ::prost::alloc::string::String,
 }
 /// Which tasks of an array are where, by their indices, in the form of `JobSpec.array`. The others have completed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1790,6 +1807,12 @@ pub struct Output {
     /// Where it is sent when the command has ended, never with credentials; empty if it is not sent.
     #[prost(string, tag = "2")]
     pub uri: ::prost::alloc::string::String,
+    /// The name that it gets as data when the job has completed; empty for none.
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+    /// The version of that name; empty for the next number.
+    #[prost(string, tag = "4")]
+    pub version: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Resources {

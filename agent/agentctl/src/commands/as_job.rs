@@ -1,7 +1,7 @@
 //! A job as it was made: the draft on record, with exactly the packages that it ran with if that is wanted, and the
 //! text of a job file for it.
 
-use agent_model::job::JobDraft;
+use agent_model::job::{JobDraft, OutputName};
 use agent_model::jobfile::{job_text, locked};
 use agent_model::{Code, Fault, Timestamp};
 
@@ -19,8 +19,9 @@ pub(super) async fn text(
     is_locked: bool,
     output: &mut Output,
 ) -> Result<String, Failure> {
+    let mut lost = lost_with_submission(&job.spec);
     let draft = draft(client, job, is_locked, output).await?;
-    let lost = lost_with_submission(&draft);
+    lost.extend(given_versions(&job.spec));
     if !lost.is_empty() {
         output.note(&format!("not in the file, because it was for that submission: {}", lost.join(", ")));
     }
@@ -36,6 +37,8 @@ pub(super) async fn draft(
     output: &mut Output,
 ) -> Result<JobDraft, Failure> {
     let mut draft = JobDraft::from(job.spec.clone());
+    // A version is given once: the outputs of the job that is made get the next ones.
+    draft.output_names.values_mut().for_each(|name| name.version = None);
     if !is_locked {
         return Ok(draft);
     }
@@ -62,6 +65,12 @@ fn lost_with_submission(draft: &JobDraft) -> Vec<String> {
     let name = draft.name.as_ref().map(|name| format!("the name `{name}`, which is taken"));
     let after = draft.predecessors.iter().map(|before| format!("that it was to {before}"));
     name.into_iter().chain(after).collect()
+}
+
+/// The versions that its outputs got, in words.
+fn given_versions(draft: &JobDraft) -> impl Iterator<Item = String> {
+    let given = draft.output_names.values().filter_map(OutputName::reference);
+    given.map(|reference| format!("the version of `{reference}`, which is given once"))
 }
 
 /// A snapshot that is named by its content is sent by nobody: if it is gone, the files themselves are needed.

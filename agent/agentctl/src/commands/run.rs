@@ -135,16 +135,26 @@ fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) 
         }
         let _ = writeln!(text, "get them: agentctl download {}", job.job);
     }
+    for named in &job.named {
+        let _ = writeln!(text, "output {}", crate::output::text::clean(&named.to_string()));
+    }
     text
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::named::NamedView;
     use super::super::view::tests::{ended, failed};
     use super::*;
     use crate::output::text::Ink;
 
     const PAPER: Paper = Paper { ink: Ink::PLAIN, width: 80 };
+
+    fn named(version: &str) -> NamedView {
+        let why = if version.is_empty() { "the job left nothing there" } else { "" };
+        let [output, name, version, why] = ["model", "iris", version, why].map(str::to_owned);
+        NamedView { output, name, version, why }
+    }
 
     #[test]
     fn test_summary_of_a_job_that_completed() {
@@ -155,7 +165,9 @@ mod tests {
             executable: false,
         };
         let entries = [entry("outputs/best.json", 96), entry("outputs/model.bin", 1_200_000)];
-        insta::assert_snapshot!(summary(&ended(), &Recorded::read(lines, &[]), &entries, PAPER), @r"
+        let mut job = ended();
+        job.named = ["3", ""].map(|version| named(version)).into();
+        insta::assert_snapshot!(summary(&job, &Recorded::read(lines, &[]), &entries, PAPER), @r"
             train-1 Completed after 12 s, exit code 0
 
             METRIC  LAST   MIN  MAX  COUNT
@@ -165,6 +177,8 @@ mod tests {
                   96 B  outputs/best.json
                 1.2 MB  outputs/model.bin
             get them: agentctl download train-1
+            output model is azureml:iris:3
+            output model is not named iris: the job left nothing there
         ");
     }
 

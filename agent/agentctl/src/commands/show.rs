@@ -110,6 +110,8 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("outputs", job.artifacts.as_ref().map(stored));
     let sent: Vec<String> = job.sent_to().map(|(name, uri)| format!("{name} to {uri}")).collect();
     add("sends", some(&sent.join("\n")));
+    let named: Vec<String> = job.named.iter().map(ToString::to_string).collect();
+    add("named", some(&named.join("\n")));
     facts
 }
 

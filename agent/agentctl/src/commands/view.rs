@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::arrays::TasksView;
 use super::awake::ShutdownView;
+use super::named::NamedView;
 use super::nodes::TunnelView;
 use super::preempt::PreemptionView;
 use crate::client::person;
@@ -40,6 +41,8 @@ pub(crate) struct JobView {
     pub(crate) exit_code: Option<i32>,
     pub(crate) fault: Option<FaultView>,
     pub(crate) artifacts: Option<ArtifactsView>,
+    /// Outputs that were to get a name as data, once it has completed.
+    pub(crate) named: Vec<NamedView>,
     pub(crate) replicas: Vec<ReplicaView>,
     /// Of an array: how its tasks stand.
     pub(crate) tasks: Option<TasksView>,
@@ -122,6 +125,7 @@ impl TryFrom<v1::Job> for JobView {
                 files: a.files,
                 bytes: a.bytes,
             }),
+            named: wire.named_outputs.into_iter().map(NamedView::from).collect(),
             replicas: wire.replicas.into_iter().map(ReplicaView::try_from).collect::<Result<_, _>>()?,
             spec,
             outcome,

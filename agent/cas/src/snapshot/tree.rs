@@ -146,6 +146,42 @@ pub async fn folder(store: &impl BlobStore, root: Digest, name: &str) -> Result<
     Ok(directories.into_iter().flatten().find(|(known, _)| known.as_str() == name).map(|(_, folder)| *folder))
 }
 
+/// The directory at a path in a tree, as a tree of its own; `None` if there is none. Links are not followed, and one
+/// that leads out of the directory is an error.
+pub async fn part(store: &impl BlobStore, root: Digest, path: &str) -> Result<Option<Digest>, TreeError> {
+    let mut found = root;
+    for name in path.split('/') {
+        let directories = read_directory(store, found).await?.directories;
+        match directories.into_iter().find(|(known, _)| known == name) {
+            Some((_, below)) => found = below,
+            None => return Ok(None),
+        }
+    }
+    fetch(store, found).await?;
+    Ok(Some(found))
+}
+
+/// A directory that holds only the file `name` of another one, with its message, which may not be in the store; `None`
+/// if there is no such file.
+pub async fn file_alone(
+    store: &impl BlobStore,
+    directory: Digest,
+    name: &str,
+) -> Result<Option<(Digest, Bytes)>, TreeError> {
+    let files = read_directory(store, directory).await?.files;
+    let file = files.into_iter().find(|(known, _, _)| known == name);
+    Ok(file.map(|file| Directory { files: vec![file], ..Directory::default() }.encode()))
+}
+
+async fn read_directory(store: &impl BlobStore, digest: Digest) -> Result<Directory, TreeError> {
+    if digest.size > MAX_MESSAGE {
+        return Err(TreeError::TooLarge { directory: digest, limit: MAX_MESSAGE });
+    }
+    let absent = || ReadError::Absent { digest };
+    let answer = store.read_batch(vec![digest]).await.pop().ok_or_else(absent).flatten();
+    Directory::decode(digest, &answer.map_err(TreeError::Read)?)
+}
+
 /// What one directory names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Named {

@@ -7,7 +7,7 @@ use agent_proto::v1;
 use tonic::{Request, Response, Status};
 
 use super::{Caller, Refusal, Services, invalid};
-use crate::assets::{AssetError, AssetWant};
+use crate::assets::{AssetChange, AssetError, AssetWant};
 use crate::pins;
 
 /// Most characters of a description.
@@ -82,8 +82,9 @@ impl Services {
         Ok(asset.into())
     }
 
-    /// The job with the data that its names mean for its owner.
+    /// The job with the data that its names mean for its owner; none of its outputs may be to get a name that is given.
     pub(super) fn with_assets(&self, spec: JobSpec, owner: &Principal) -> Result<JobSpec, Refusal> {
+        self.assets.require_free(&spec, owner)?;
         Ok(self.assets.resolve(spec.into(), owner)?.validate()?)
     }
 
@@ -99,7 +100,13 @@ impl Services {
             other => return Err(invalid(format!("`{}` is nothing to do", other.escape_debug())).into()),
         };
         let version = Some(request.version.as_str()).filter(|version| !version.is_empty());
-        let changed = self.assets.change(caller.who(), &request.name, version, want).await?;
+        let change = AssetChange {
+            owner: caller.who().clone(),
+            name: request.name.clone(),
+            version: version.map(str::to_owned),
+            want,
+        };
+        let changed = self.assets.change(change).await?;
         caller.concerns(format!("data {}", request.name));
         Ok(v1::ListAssetsResponse { assets: changed.into_iter().map(v1::Asset::from).collect() })
     }

@@ -203,6 +203,7 @@ fn arriving(job: JobRecord, owner: &UserName, node: &NodeId, now: Timestamp) -> 
         outcome: None,
         go: None,
         broken: None,
+        named: BTreeMap::new(),
         ..job
     })
 }

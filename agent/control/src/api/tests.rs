@@ -4,6 +4,7 @@ mod access;
 mod blobs;
 mod environments;
 mod loss;
+mod named;
 mod outputs;
 mod removal;
 mod rig;

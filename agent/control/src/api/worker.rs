@@ -195,9 +195,10 @@ impl Services {
         let standing = if standing == Standing::Open {
             self.require_complete(&replica, &outcome).await?;
             // From here until the outcome is on disk nothing that it names is removed.
-            let _relied = self.collector.rely_on(pins::of_outcome(&outcome)).await;
+            let relied = self.collector.rely_on(pins::of_outcome(&outcome)).await;
             self.require_outputs(&outcome).await?;
-            self.queue.settle(&replica, &node, outcome).await.map_err(Refusal::from)?
+            let found = self.find_named(&replica, &outcome, &relied).await?;
+            self.queue.settle(&replica, &node, outcome, found).await.map_err(Refusal::from)?
         } else {
             standing
         };
@@ -288,7 +289,7 @@ fn not_now(error: ArchiveError) -> Status {
 }
 
 /// An outcome that arrived too early: to be delivered again when the rest has arrived.
-fn not_yet(fault: Fault) -> Status {
+pub(super) fn not_yet(fault: Fault) -> Status {
     let status = agent_proto::status(&fault.with_retry(Retry::SameNode));
     Status::with_details(tonic::Code::FailedPrecondition, status.message(), status.details().to_vec().into())
 }

@@ -20,6 +20,7 @@ mod gangs;
 mod jobs;
 mod line;
 mod moving;
+mod naming;
 mod nodes;
 mod placing;
 mod pools;
@@ -31,6 +32,7 @@ mod resume;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::assets::Register;
 use crate::lease::Leases;
 use crate::scheduler::{Prospect, UserLimits};
 use crate::store::{ArrayRecord, Changes, Document, JobRecord, Loaded, RankEnd, ReplicaRecord};
@@ -97,6 +99,8 @@ pub(crate) struct Book {
     replicas: Replicas,
     strangers: Strangers,
     predecessors: Predecessors,
+    /// The names of data.
+    names: Register,
     /// Machines that are made or could be.
     prospects: Vec<Prospect>,
     /// Wishes about the environments that nodes keep, each while somebody waits for it.
@@ -135,6 +139,7 @@ impl Book {
             replicas: Replicas::new(settled),
             strangers: Strangers::default(),
             predecessors: Predecessors::default(),
+            names: Register::new(&loaded),
             prospects: Vec::new(),
             wishes: environments::Wishes::new(),
             passing: Changes::default(),
@@ -398,6 +403,7 @@ impl Book {
             job.replicas.retain(|replica| !matches!(replica.end, Some(RankEnd::Lost { .. })));
             job.tasks.iter_mut().for_each(|tasks| tasks.give_up());
         });
+        self.name_outputs(id, now);
         self.predecessors.has_ended(id, self.jobs.verdict(id));
         self.end_unstarted(id);
         let state = self.jobs.state(id).map_or("", JobState::name);
@@ -424,7 +430,8 @@ impl Book {
 
     /// Something is not on disk yet.
     pub(crate) fn is_dirty(&self) -> bool {
-        !(self.jobs.is_written() && self.fleet.is_written() && self.replicas.is_written())
+        let written = self.jobs.is_written() && self.fleet.is_written() && self.replicas.is_written();
+        !(written && self.names.is_written())
     }
 
     /// Asks for the next commit to happen at once.
@@ -438,6 +445,7 @@ impl Book {
         self.jobs.collect(&mut changes);
         self.fleet.collect(&mut changes);
         self.replicas.collect(&mut changes);
+        self.names.collect(&mut changes);
         changes.documents.extend(self.passing.documents.iter().cloned());
         changes.dropped.extend(self.passing.dropped.iter().cloned());
         changes
@@ -455,6 +463,7 @@ impl Book {
         self.jobs.written();
         self.fleet.written();
         self.replicas.written();
+        self.names.written();
         self.passing = Changes::default();
         self.urgent = false;
     }

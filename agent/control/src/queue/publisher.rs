@@ -103,11 +103,14 @@ impl Publisher {
                 book.write(documents, dropped);
                 reply.hold(())
             }
+            Request::AddAsset(asset, reply) => reply.hold(book.add_asset(*asset)),
+            Request::ChangeAssets(change, reply) => reply.hold(book.change_assets(&change)),
             Request::Link(report, reply) => reply.hold(self.link(&report, now)),
             Request::Report { link, report, reply } => reply.hold(self.report(link, &report, now)),
             Request::Standing { replica, node, reply } => reply.hold(book.standing(&replica, &node)),
             Request::WantsLog(replica, reply) => reply.hold(book.wants_log(&replica)),
-            Request::Settle { replica, node, outcome, reply } => {
+            Request::Settle { replica, node, outcome, found, reply } => {
+                book.note_found(&replica, &node, found);
                 reply.hold(book.settle(&replica, &node, outcome, now))
             }
             Request::WantOutputs { wanted, reply } => reply.hold(self.want_outputs(wanted)),

@@ -9,12 +9,13 @@ use super::distribution::distribution;
 use super::environment::{EnvironmentRef, environment, local};
 use super::section::{Mistakes, Refused, Rejection, Section, UnknownKey, Warning, nearest, within};
 use super::services::services;
+use crate::asset::is_asset_word;
 use crate::container::{ArgumentError, Options};
 use crate::data::{DataUriError, NoSnapshot, SnapshotRef};
 use crate::expr::{self, Reference};
 use crate::job::{
-    Array, ArrayError, INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources,
-    RetryPolicy,
+    Array, ArrayError, INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, OutputName, Priority,
+    Resources, RetryPolicy,
 };
 use crate::yaml::{self, Key, Node, Place, Value};
 use crate::{DataInput, DataOutput, DataUri, Digest, EnvSpec};
@@ -442,20 +443,32 @@ fn read_outputs(top: &mut Section, draft: &mut JobDraft, warnings: &mut Vec<Warn
     for (key, node) in section.into_entries() {
         let output = match node.value {
             Value::Null => Some(Output::Folder),
-            _ => wrong.note(read_output(&key.text, node, warnings).map(Some)),
+            _ => match wrong.note(read_output(&key.text, node, warnings).map(Some)) {
+                Some((output, name)) => {
+                    draft.output_names.extend(name.map(|name| (key.text.clone(), name)));
+                    Some(output)
+                }
+                None => None,
+            },
         };
         draft.outputs.extend(output.map(|output| (key.text, output)));
     }
 }
 
-fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Output, Rejection> {
+/// The output, and the name that it gets as data.
+fn read_output(
+    name: &str,
+    node: Node,
+    warnings: &mut Vec<Warning>,
+) -> Result<(Output, Option<OutputName>), Rejection> {
     let key = format!("outputs.{name}");
     let mut section = Section::open(node, &key, &keys::OUTPUT)?;
+    let named = read_output_name(&key, &mut section, warnings)?;
     let is_file = section.word("type")? == Some("uri_file");
     let (mode_at, mode) = (section.at("mode"), section.word("mode")?);
     let (path_at, path) = (section.at("path"), section.text("path")?);
     section.finish(warnings);
-    let Some(path) = path else { return Ok(if is_file { Output::File } else { Output::Folder }) };
+    let Some(path) = path else { return Ok((if is_file { Output::File } else { Output::Folder }, named)) };
     let output = DataOutput::parse(&path, name, is_file).map_err(|error| {
         Rejection::unsupported(path_at, format!("`{key}` cannot be sent there: {error}"), error.fix())
     })?;
@@ -465,7 +478,32 @@ fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Ou
         );
         warnings.push(Warning { place: mode_at, message });
     }
-    Ok(Output::Data(output))
+    Ok((Output::Data(output), named))
+}
+
+fn read_output_name(
+    key: &str,
+    section: &mut Section,
+    warnings: &mut Vec<Warning>,
+) -> Result<Option<OutputName>, Rejection> {
+    let word = |section: &mut Section, part: &'static str| -> Result<Option<String>, Rejection> {
+        let (at, word) = (section.at(part), section.text(part)?.filter(|word| !word.trim().is_empty()));
+        match word {
+            Some(word) if !is_asset_word(word.trim()) => {
+                let what = format!("`{key}.{part}`: `{}` cannot be the {part} of data", word.escape_debug());
+                let fix = "use at most 100 letters, digits, `_`, `-` and `.`, not starting with `.`";
+                Err(Rejection::invalid(at, what).fix(fix))
+            }
+            word => Ok(word.map(|word| word.trim().to_owned())),
+        }
+    };
+    let version_at = section.at("version");
+    let (name, version) = (word(section, "name")?, word(section, "version")?);
+    if name.is_none() && version.is_some() {
+        let message = format!("`{key}.version` has no effect without a `name`");
+        warnings.push(Warning { place: version_at, message });
+    }
+    Ok(name.map(|name| OutputName { name, version }))
 }
 
 /// The last key to be read: remaining keys are unknown, and one may be a misspelt `command`. Its references are

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::job::{Distribution, Input, JobDraft, JobService, Limits, OnDisconnect, Output, Priority};
-use crate::job::{POOL, Resources, RetryPolicy};
+use crate::job::{Distribution, Input, JobDraft, JobService, Limits, OnDisconnect, Output, OutputName};
+use crate::job::{POOL, Priority, Resources, RetryPolicy};
 use crate::yaml::{self, Item};
 use crate::{DataInput, Digest, EnvSpec, SnapshotRef};
 
@@ -66,6 +66,7 @@ fn document(draft: &JobDraft) -> Item {
         environment_variables,
         inputs,
         outputs,
+        output_names,
         compute,
         array,
         resources,
@@ -90,7 +91,8 @@ fn document(draft: &JobDraft) -> Item {
     job.texts("environment_variables", environment_variables);
     job.texts("secrets", secrets);
     job.named("inputs", inputs, of_input);
-    job.named("outputs", outputs, of_output);
+    let written = outputs.iter().map(|(key, output)| (key.clone(), of_output(output, output_names.get(key))));
+    job.mapping("outputs", Mapping(written.collect()));
     job.text("compute", compute.as_deref().unwrap_or_default());
     job.0.extend(array.as_ref().map(|array| ("array".to_owned(), Item::Text(array.to_string()))));
     let mut resources = resources.clone();
@@ -247,11 +249,15 @@ fn of_input(input: &Input) -> Item {
     Item::Map(mapping.0)
 }
 
-fn of_output(output: &Output) -> Item {
+fn of_output(output: &Output, name: Option<&OutputName>) -> Item {
     let mut mapping = Mapping::default();
     mapping.add("type", if output.is_file() { "uri_file" } else { "uri_folder" }.into());
     if let Some(output) = output.data() {
         mapping.add("path", Item::Text(output.to_string()));
+    }
+    if let Some(OutputName { name, version }) = name {
+        mapping.text("name", name);
+        mapping.text("version", version.as_deref().unwrap_or_default());
     }
     Item::Map(mapping.0)
 }
@@ -552,6 +558,11 @@ retry:
                 ("m".to_owned(), if flags[1] { Output::File } else { Output::Folder }),
                 ("s".to_owned(), sent(flags[2])),
             ]),
+            output_names: flags[2]
+                .then(|| OutputName { name: "a-b".into(), version: flags[3].then(|| "007".to_owned()) })
+                .map(|name| ("m".to_owned(), name))
+                .into_iter()
+                .collect(),
             resources: Resources { gpus: needs.0, memory: needs.1, labels: needs.2, ..Resources::default() },
             limits: Limits {
                 timeout: times.0.map(Duration::from_secs),

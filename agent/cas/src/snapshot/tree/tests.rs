@@ -268,3 +268,28 @@ proptest! {
         }
     }
 }
+
+#[tokio::test]
+async fn test_parts_of_a_tree_stand_alone_unless_a_link_leads_out() {
+    let store = Memory::default();
+    let files = |names: &[&str]| Directory {
+        files: names.iter().map(|name| ((*name).to_owned(), Digest::EMPTY, false)).collect(),
+        ..Directory::default()
+    };
+    let two = keep(&store, files(&["a", "b"])).await;
+    let links = vec![("l".to_owned(), "../two/a".to_owned())];
+    let leads_out = keep(&store, Directory { links, ..files(&["c"]) }).await;
+    let named = keep(&store, nested(&[("two", two), ("out", leads_out)])).await;
+    let root = keep(&store, nested(&[("named", named)])).await;
+    assert_eq!(part(&store, root, "named/two").await.unwrap(), Some(two));
+    for none in ["named/three", "two", "named/two/a"] {
+        assert_eq!(part(&store, root, none).await.unwrap(), None, "{none}");
+    }
+    assert!(fetch(&store, root).await.is_ok(), "inside of the whole it is a link like others");
+    assert!(matches!(part(&store, root, "named/out").await, Err(TreeError::Link { .. })));
+
+    let (alone, message) = file_alone(&store, two, "b").await.unwrap().unwrap();
+    assert_eq!(alone, keep(&Memory::default(), files(&["b"])).await);
+    assert_eq!(digest_of(&message), alone);
+    assert!(file_alone(&store, two, "c").await.unwrap().is_none());
+}

@@ -91,6 +91,11 @@ impl Rig {
         agent_cas::Remote::new(connect(&self.socket).await)
     }
 
+    /// Names of data, as their owner sees them.
+    pub(super) async fn assets(&self) -> v1::assets_client::AssetsClient<Channel> {
+        v1::assets_client::AssetsClient::new(connect(&self.socket).await)
+    }
+
     /// Stops in order: every stream ends, the server drains.
     pub(super) async fn stop(mut self) {
         self.stop.send_replace(true);

@@ -109,17 +109,13 @@ pub(crate) static INPUT: Keys = Keys::exact(&[
     ),
 ]);
 
-/// What to do instead of having an output get a name of its own.
-const REGISTER: &str =
-    "outputs get no name by themselves; give it one later: `agentctl data create NAME ADDRESS`";
-
 pub(crate) static OUTPUT: Keys = Keys::exact(&[
     read("type", ValueKind::Word(&DATA_TYPES)),
     read("mode", ValueKind::Word(&["rw_mount", "mount", "upload", "direct"])),
     ignored("description"),
     read("path", ValueKind::Text),
-    unused("name", &[], REGISTER),
-    unused("version", &[], REGISTER),
+    read("name", ValueKind::Text),
+    read("version", ValueKind::Text),
 ]);
 
 static RESOURCES: Keys = Keys::exact(&[

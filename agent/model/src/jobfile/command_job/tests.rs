@@ -120,8 +120,7 @@ fn test_outputs_have_an_address_where_they_are_sent() {
         assert!(!sent.is_file && warnings.len() == warned, "{warnings:?}");
     }
     let (sent, warnings): (Output, Vec<String>) = output("type: uri_file, path: 's3://b/m.pkl', name: m");
-    assert!(sent.is_file() && sent.data().is_some());
-    assert!(warnings.len() == 1 && warnings[0].contains("agentctl data create"), "{warnings:?}");
+    assert!(sent.is_file() && sent.data().is_some() && warnings.is_empty(), "{warnings:?}");
     for (path, said) in [
         ("./models", "it is no address of a data store"),
         ("https://h.example/x", "a web server takes no files"),
@@ -131,6 +130,25 @@ fn test_outputs_have_an_address_where_they_are_sent() {
         let line = fault.line();
         assert!(fault.code == Code::JobUnsupported && line.contains(said), "{line}");
         assert!(line.contains("line 2, column 21") && fault.fix.is_some(), "{line}");
+    }
+}
+
+#[test]
+fn test_outputs_get_names_as_data() {
+    let name = |text: &str| {
+        let job = command_job(&format!("command: x\noutputs: {{m: {{{text}}}}}\n"), &[]).expect(text);
+        let name = job.draft.output_names.get("m").cloned();
+        (name.map(|name| (name.name, name.version)), job.warnings.len())
+    };
+    let some = |version: Option<&str>| Some(("iris_model".to_owned(), version.map(str::to_owned)));
+    assert_eq!(name("type: mlflow_model, name: iris_model"), (some(None), 0));
+    assert_eq!(name("type: uri_file, name: iris_model, version: 3"), (some(Some("3")), 0));
+    assert_eq!(name("name: iris_model, version: '2024-01'"), (some(Some("2024-01")), 0));
+    assert_eq!(name("name: iris_model, version:"), (some(None), 0));
+    assert_eq!(name("version: 3"), (None, 1));
+    for (text, line) in [("name: a b", "outputs.m.name"), ("name: m, version: a/b", "outputs.m.version")] {
+        let fault = refused(&format!("command: x\noutputs:\n  m: {{{text}}}\n"));
+        assert!(fault.line().contains(line) && fault.line().contains("line 3"), "{}", fault.line());
     }
 }
 
