@@ -22,7 +22,7 @@ mod sqlite;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use agent_model::asset::Asset;
@@ -40,6 +40,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use arrays::ArrayRecord;
 pub use opening::OpenStoreError;
+pub(crate) use opening::Recovery;
 pub(crate) use pools::{MachineRecord, MachineStep, PoolRecord, SeenMachine};
 
 /// Opens the controller's database at `path`.
@@ -462,23 +463,6 @@ pub(crate) async fn unfinished(path: &Path) -> Result<Vec<String>, StoreError> {
         return Ok(Vec::new());
     }
     sqlite::unfinished(path).await.map_err(|source| StoreError::Read { what: "the jobs", source })
-}
-
-/// What was repaired in a damaged or old database.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Recovery {
-    /// What was found.
-    pub(crate) problem: String,
-    /// Where the damaged database is.
-    pub(crate) kept: Option<PathBuf>,
-    /// Jobs that could be read from it.
-    pub(crate) rows: usize,
-    /// Jobs whose latest state came from the second copy.
-    pub(crate) copied: usize,
-    /// Things in it that could not be read: rows, stretches of rows, lines of the second copy.
-    pub(crate) bad: usize,
-    /// Jobs of which only the name is left.
-    pub(crate) lost: Vec<String>,
 }
 
 /// A checksum over parts and the borders between them.

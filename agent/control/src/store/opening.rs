@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 use agent_model::failpoint;
 use futures_util::TryStreamExt;
+use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
-use super::Recovery;
 use super::redo::{self, Line, Remembered};
 use super::rows::{self, RowError};
 use super::salvage::{self, SalvageError, WAL_COPY};
@@ -94,6 +94,23 @@ pub enum OpenStoreError {
         /// What SQLite said.
         source: sqlx::Error,
     },
+}
+
+/// What was repaired in a damaged or old database.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Recovery {
+    /// What was found.
+    pub(crate) problem: String,
+    /// Where the damaged database is.
+    pub(crate) kept: Option<PathBuf>,
+    /// Jobs that could be read from it.
+    pub(crate) rows: usize,
+    /// Jobs whose latest state came from the second copy.
+    pub(crate) copied: usize,
+    /// Things in it that could not be read: rows, stretches of rows, lines of the second copy.
+    pub(crate) bad: usize,
+    /// Jobs of which only the name is left.
+    pub(crate) lost: Vec<String>,
 }
 
 /// A database that passed the checks.
