@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use agent_model::Fault;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use nix::fcntl::{FcntlArg, fcntl};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -41,9 +42,18 @@ const PLAIN_WIDTH: usize = 10_000;
 /// A line of a build log that is longer than this, in bytes, is shown in pieces.
 const LONGEST_LINE: usize = 64 * 1024;
 
+/// Job output of this many bytes at once makes a pipe on standard output [`WIDE`], so that its reader is woken once for
+/// each such piece.
+const MUCH: usize = 64 * 1024;
+
+/// The most that a pipe may hold for any user, in bytes.
+const WIDE: i32 = 1024 * 1024;
+
 /// The standard output and the standard error of the program.
 pub(crate) struct Output {
     quiet: bool,
+    /// Standard output is as wide as it gets.
+    is_wide: bool,
     out: Paper,
     err: Paper,
     /// Present when standard output is a terminal.
@@ -61,6 +71,7 @@ impl Output {
         let (out, err) = (io::stdout(), io::stderr());
         Output {
             quiet,
+            is_wide: false,
             out: paper(&out, colour),
             err: paper(&err, colour),
             filter: out.is_terminal().then(terminal::Filter::default),
@@ -136,7 +147,12 @@ impl Output {
                 self.mid_line = shown.last().map_or(self.mid_line, |last| *last != b'\n');
                 write_out(&shown)
             }
-            None => write_out(bytes),
+            None => {
+                if bytes.len() >= MUCH && !std::mem::replace(&mut self.is_wide, true) {
+                    let _ = fcntl(io::stdout(), FcntlArg::F_SETPIPE_SZ(WIDE)); // it may be no pipe
+                }
+                write_out(bytes)
+            }
         }
     }
 

@@ -215,7 +215,7 @@ impl Follower<'_> {
         *at = Position { epoch: chunk.epoch, offset: chunk.offset + chunk.data.len() as u64 };
         self.away = None;
         if Some(log) == self.wants.log {
-            self.end.extend_from_slice(&chunk.data);
+            self.end.extend_from_slice(&chunk.data[chunk.data.len().saturating_sub(END)..]);
             self.end.drain(..self.end.len().saturating_sub(END));
             return output.job_bytes(&chunk.data);
         }
