@@ -27,7 +27,9 @@ const TRIM_EVERY: u64 = 1 << 20;
 /// and by this much when there is nothing left to ship.
 const TRIM_IDLE: u64 = 4096;
 /// No more than this is read between other work, in bytes.
-const LINES: usize = 64 << 10;
+const LINES: usize = 256 << 10;
+/// So many requests of a file may be in flight before small ones are collected.
+const FEW: usize = 8;
 /// The pause of a file after the controller could not store it.
 const REST: Duration = Duration::from_secs(1);
 
@@ -133,7 +135,8 @@ impl Feed {
         })
     }
 
-    /// The part if it is small, and in memory: a line that somebody waits for takes no way over another thread.
+    /// The part if it is in memory: a line that somebody waits for takes no way over another thread, and to copy a
+    /// chunk takes no longer than to wake one.
     fn read_cached(&self, offset: u64, length: u64) -> Option<Vec<u8>> {
         let length = usize::try_from(length).ok().filter(|length| *length <= LINES)?;
         let reader = self.reader.try_lock()?;
@@ -254,8 +257,9 @@ impl Flow {
         };
         let unsent = unsent(next, written, allowed.chunk.min(allowed.budget));
         let length = unsent.map_or(0, |range| range.end - range.start);
-        // The first bytes are sent at once; later ones are collected until those are stored.
-        let worth_it = length == allowed.chunk || (length > 0 && self.pending == 0);
+        // A few pieces are sent at once, so that no line waits until the one before it is forced to a disk; later ones
+        // are collected.
+        let worth_it = length == allowed.chunk || (length > 0 && self.pending < FEW);
         worth_it.then_some(FlowRequest::Send { offset: next, length })
     }
 

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 /// The most bytes of one request.
 pub(super) const CHUNK: u64 = 256 * 1024;
 /// The most bytes of all files in flight: the upper limit of the window.
-const LARGEST: u64 = 32 * CHUNK;
+const LARGEST: u64 = 64 * CHUNK;
 /// The lower limit of the window.
 const SMALLEST: u64 = 2 * PROBE;
 /// The window at the start of a connection.

@@ -56,13 +56,17 @@ fn test_window_bounds_what_is_on_its_way() {
 }
 
 #[test]
-fn test_small_pieces_gather_behind_the_one_on_its_way() {
+fn test_small_pieces_gather_behind_a_few_on_their_way() {
     let mut flow = flow(10);
-    push(&mut flow);
-    flow.feed.written.store(30, Ordering::Release);
+    for sent in 0..FEW as u64 {
+        assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: sent * 10, length: 10 }));
+        flow.feed.written.store(sent * 10 + 20, Ordering::Release);
+    }
+    let all = FEW as u64 * 10;
+    flow.feed.written.store(all + 20, Ordering::Release);
     assert_eq!(push(&mut flow), None);
     flow.answered(10, 10, 10);
-    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: 10, length: 20 }));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: all, length: 20 }));
 }
 
 #[test]
