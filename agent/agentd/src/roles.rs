@@ -6,6 +6,7 @@
 //!
 //! Invariants: nothing below the state directory is touched without the lock; the socket of a controller is bound
 //! before the node dials it; a node calls its controller over the same services, whether it is in this process or not.
+//! Only logs go to one of this process without a connection: they are many bytes, and people wait for lines.
 
 mod blobs;
 mod providers;
@@ -21,11 +22,11 @@ use std::time::Duration;
 
 use agent_cas::Store;
 use agent_cas::remote;
-use agent_control::{Controller, ControllerConfig, Rounds, Tunnels};
+use agent_control::{Controller, ControllerConfig, LogIntake, Rounds, Tunnels};
 use agent_model::lease::Terms;
 use agent_model::node::Inventory;
 use agent_model::words::count;
-use agent_model::{Clock, Code, Fault};
+use agent_model::{Address, Clock, Code, Fault};
 use agent_node::{JobsRunAs, ProbeConfig};
 use agent_proto::transport::{self, Way};
 use agent_runtime::docker::Docker;
@@ -57,7 +58,7 @@ use crate::worker::retention::Retention;
 use crate::worker::secrets::Secrets;
 use crate::worker::sessions::Sessions;
 use crate::worker::standing::NodeStanding;
-use crate::worker::telemetry::Telemetry;
+use crate::worker::telemetry::{Telemetry, ToController};
 use crate::worker::upkeep::Upkeep;
 use crate::worker::users::Users;
 use crate::worker::views::Views;
@@ -216,12 +217,14 @@ pub(crate) async fn start(
     let uplink = Uplink::new(&config, &clock).map_err(|source| StartError::State { path, source })?;
     let blobs = blobs::start(&config, supervisor, &clock, &uplink).await?;
     let mut socket = config.roles.controller.then(|| config.socket.clone());
-    if config.roles.controller {
-        start_controller(&config, supervisor, notifier, &clock, &blobs).await?;
-    }
+    let near = match config.roles.controller {
+        true => Some(start_controller(&config, supervisor, notifier, &clock, &blobs).await?),
+        false => None,
+    };
     let (mut adopted, mut lane) = (0, Lane::from([Box::new(Unneeded::new(blobs.collector.clone())) as _]));
     if config.roles.node {
-        let shared = Shared { clock, blobs, disk: disk.clone(), uplink };
+        let near = near.filter(|_| config.controller == Address::Unix(config.socket.clone()));
+        let shared = Shared { clock, blobs, disk: disk.clone(), uplink, near };
         let (taken_up, more, api) = start_node(config.clone(), supervisor, notifier, shared).await?;
         adopted = taken_up;
         lane.extend(more);
@@ -242,6 +245,8 @@ struct Shared {
     blobs: Blobs,
     disk: DiskKeeper,
     uplink: Uplink,
+    /// The node's controller, if it is in this process.
+    near: Option<LogIntake>,
 }
 
 /// Starts the task that makes room with these reclaimers, in this order.
@@ -298,7 +303,7 @@ async fn start_controller(
     notifier: &Notifier,
     clock: &Arc<dyn Clock>,
     blobs: &Blobs,
-) -> Result<(), StartError> {
+) -> Result<LogIntake, StartError> {
     let (length, gather, passed) = (config.lease, config.gangs.wait, config.preemption.passed);
     let terms = Terms { length, gather, passed, ..Terms::default() };
     let (archive_quota, keep_records) = (config.keep.archive_quota, config.keep.records);
@@ -312,7 +317,7 @@ async fn start_controller(
     let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())
         .await
         .map_err(StartError::Controller)?;
-    let (routes, rounds) = (controller.routes(), controller.rounds());
+    let (routes, rounds, intake) = (controller.routes(), controller.rounds(), controller.log_intake());
     shutdown::look_after(config, controller.standby(), clock, supervisor);
     let pulse = Arc::new(notifier.pulse("controller", CONTROLLER_COMES_ROUND));
     supervisor
@@ -325,7 +330,7 @@ async fn start_controller(
         listener::serve(place, identity, config, clock, supervisor, server.clone()).await?;
     }
     socket::serve(listener, server, config, supervisor);
-    Ok(())
+    Ok(intake)
 }
 
 /// Starts the task that keeps the connections to hosts that cannot connect to this one.
@@ -354,7 +359,7 @@ async fn start_node(
     config: Config,
     supervisor: &Supervisor,
     notifier: &Notifier,
-    Shared { clock, blobs, disk, uplink }: Shared,
+    Shared { clock, blobs, disk, uplink, near }: Shared,
 ) -> Result<(usize, Lane, NodeApi), StartError> {
     let controller = dial(&uplink);
     membership::look_after(supervisor, &uplink, &config, &controller, &clock);
@@ -369,7 +374,8 @@ async fn start_node(
     let (views, environments, inventory) = survey(&config, &shim, store.clone(), there).await?;
     let job_memory = usual_memory(&config, inventory.memory);
     let (tracking, serve) = tracking::start(&config, supervisor, &clock).await?;
-    let (telemetry, hub) = Telemetry::new(controller.clone());
+    let logs_go = near.map_or_else(|| ToController::Far(controller.clone()), ToController::Near);
+    let (telemetry, hub) = Telemetry::new(logs_go);
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
     let users = Users::new(&config, jobs.clone(), &found);

@@ -41,6 +41,7 @@ pub use access::{Operators, Peer};
 pub use identity::IdentityConfig;
 pub(crate) use inside::Offers;
 pub(crate) use sessions::Sessions;
+pub use telemetry::LogIntake;
 
 use crate::archive::{Archive, ArchiveError};
 use crate::assets::{Assets, Naming};

@@ -6,9 +6,13 @@
 //! repeated append is trimmed, a gap stores nothing; a length is reported to a node only after a successful forced
 //! write, but to followers at once. A forced write that failed is never simply repeated: its data is cut off and sent
 //! again, or written to another file. No channel exceeds its quota ([`Archive::new`]), and all of them together leave
-//! some room on the disk: the outcomes of jobs are written there too, and matter more than their logs.
+//! some room on the disk: the outcomes of jobs are written there too, and matter more than their logs. The last pieces
+//! of a log that somebody follows stay in memory, [`Fresh`], so that a follower who keeps up reads no file.
 //!
-//! All file access blocks: it happens in [`Archive::blocking`]. A log file is open while somebody holds it.
+//! All file access blocks: it happens in [`Archive::blocking`], or where it is short in [`Archive::at_once`]. A log
+//! file is open while somebody holds it.
+
+mod fresh;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -21,9 +25,13 @@ use std::thread::ScopedJoinHandle;
 use agent_cas::Hasher;
 use agent_model::protocol::log::{Splice, splice};
 use agent_model::{Digest, JobId, ReplicaId, Stream, failpoint};
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::fs::fstatvfs;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
+
+use self::fresh::Fresh;
 
 /// A kind of data that is kept of a replica. Each has its own byte offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -119,6 +127,17 @@ impl Archive {
         tokio::task::spawn_blocking(work).await.unwrap_or(Err(ArchiveError::Stopping))
     }
 
+    /// Runs short file access on this thread: a line that somebody waits for takes no way over another one. Should it
+    /// block, the other tasks of this thread go on elsewhere.
+    pub(crate) async fn at_once<T: Send + 'static>(
+        work: impl FnOnce() -> Result<T, ArchiveError> + Send + 'static,
+    ) -> Result<T, ArchiveError> {
+        match Handle::current().runtime_flavor() {
+            RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
+            _ => Self::blocking(work).await,
+        }
+    }
+
     /// The log file of one channel of a replica. Everybody who asks while one is held gets the same one.
     pub(crate) async fn log_file(
         &self,
@@ -195,7 +214,9 @@ pub(crate) struct LogFile {
     /// `None` until the file exists.
     file: Mutex<Option<Arc<File>>>,
     writer: Mutex<LogWriter>,
+    /// What followers may read.
     length: watch::Sender<u64>,
+    fresh: Mutex<Fresh>,
     /// Has hashed a first part of the log file. When that is all of it, an append is hashed at once, so that a long
     /// log need not be read again when it is complete.
     hasher: Mutex<Hasher>,
@@ -203,6 +224,8 @@ pub(crate) struct LogFile {
 
 #[derive(Debug)]
 struct LogWriter {
+    /// How much was written; [`LogFile::tell`] makes it known.
+    length: u64,
     /// Below this, everything is on the disk.
     synced: u64,
     /// A forced write failed: above `synced`, the kernel's view of the file is not reliable.
@@ -226,13 +249,14 @@ impl LogFile {
             Err(source) => return Err(open_error(&path, source)),
         }
         // What an earlier daemon wrote may not have reached the disk: the first sync forces it.
-        let writer = Mutex::new(LogWriter { synced: 0, doubtful: false, named: false, sealed: false });
+        let writer = LogWriter { length, synced: 0, doubtful: false, named: false, sealed: false };
         Ok(LogFile {
             path,
             quota,
             file: Mutex::new(file),
-            writer,
+            writer: Mutex::new(writer),
             length: watch::Sender::new(length),
+            fresh: Mutex::default(),
             hasher: Mutex::default(),
         })
     }
@@ -248,25 +272,25 @@ impl LogFile {
     }
 
     /// Stores `data` at `offset`. Bytes that are there already are trimmed; after a gap, in a sealed log file or
-    /// beyond the quota nothing is stored. Blocks.
-    pub(crate) fn append(&self, offset: u64, data: &[u8]) -> Result<(), ArchiveError> {
+    /// beyond the quota nothing is stored. Followers are woken by [`tell`](Self::tell). Blocks.
+    pub(crate) fn append(&self, offset: u64, data: &Bytes) -> Result<(), ArchiveError> {
         let mut writer = self.writer.lock();
         self.restore_trust(&mut writer)?;
-        let length = self.len();
+        let length = writer.length;
         let Splice::Append(part) = splice(length, offset, data.len()) else { return Ok(()) };
         if writer.sealed {
             return Ok(());
         }
         let allowed = usize::try_from(self.quota.saturating_sub(length)).unwrap_or(usize::MAX);
-        let fresh = &data[part];
-        let fresh = &fresh[..fresh.len().min(allowed)];
+        let mut fresh = data.slice(part);
+        fresh.truncate(allowed);
         if fresh.is_empty() {
             return Ok(());
         }
         let file = self.create()?;
         let written = failpoint::hit("control.archive.write")
             .and_then(|()| leave_room(&file, fresh.len() as u64))
-            .and_then(|()| file.write_all_at(fresh, length));
+            .and_then(|()| file.write_all_at(&fresh, length));
         written.map_err(|source| ArchiveError::Write {
             path: self.path.clone(),
             offset: length,
@@ -275,11 +299,20 @@ impl LogFile {
         })?;
         let mut hasher = self.hasher.lock();
         if hasher.size() == length {
-            hasher.update(fresh);
+            hasher.update(&fresh);
         }
-        self.length.send_replace(length + fresh.len() as u64);
+        writer.length += fresh.len() as u64;
+        let is_followed = self.length.receiver_count() > 0;
+        self.fresh.lock().add(length, is_followed.then_some(fresh));
         drop((hasher, writer));
         Ok(())
+    }
+
+    /// Makes known to followers what was written; wakes them on this thread, which therefore should run tasks.
+    pub(crate) fn tell(&self) {
+        let writer = self.writer.lock();
+        self.length.send_if_modified(|told| std::mem::replace(told, writer.length) != writer.length);
+        drop(writer);
     }
 
     fn file(&self) -> Option<Arc<File>> {
@@ -309,17 +342,20 @@ impl LogFile {
         let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
         if writer.synced > 0 {
             file.set_len(writer.synced).map_err(failed)?;
-            self.shrink(writer.synced);
-        } else if self.len() > 0 {
-            let copy = self.copy(&file).map_err(failed)?;
+            let safe = writer.synced;
+            self.shrink(writer, safe);
+        } else if writer.length > 0 {
+            let copy = self.copy(&file, writer.length).map_err(failed)?;
             *self.file.lock() = Some(Arc::new(copy));
-            writer.synced = self.len();
+            writer.synced = writer.length;
         }
         writer.doubtful = false;
         Ok(())
     }
 
-    fn shrink(&self, length: u64) {
+    fn shrink(&self, writer: &mut LogWriter, length: u64) {
+        writer.length = length;
+        *self.fresh.lock() = Fresh::default();
         let mut hasher = self.hasher.lock();
         if hasher.size() > length {
             *hasher = Hasher::new();
@@ -327,11 +363,11 @@ impl LogFile {
         self.length.send_replace(length);
     }
 
-    fn copy(&self, file: &File) -> io::Result<File> {
+    fn copy(&self, file: &File, length: u64) -> io::Result<File> {
         let beside = self.beside("copy");
         failpoint::hit("control.archive.create")?;
         let copy = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&beside)?;
-        let (mut block, length) = (vec![0; 1 << 20], self.len());
+        let mut block = vec![0; 1 << 20];
         let mut done = 0;
         while done < length {
             let part = usize::try_from(length - done).unwrap_or(usize::MAX).min(block.len());
@@ -363,7 +399,7 @@ impl LogFile {
         let (file, length, synced, named) = {
             let mut writer = self.writer.lock();
             self.restore_trust(&mut writer)?;
-            (self.file(), self.len(), writer.synced, writer.named)
+            (self.file(), writer.length, writer.synced, writer.named)
         };
         let Some(file) = file else { return Ok(length) };
         let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
@@ -386,6 +422,11 @@ impl LogFile {
         writer.synced = writer.synced.max(length);
         writer.named = true;
         Ok(length)
+    }
+
+    /// The bytes from `offset` on, as they came in, if that is the way for a follower to have them.
+    pub(crate) fn fresh(&self, offset: u64) -> Option<Bytes> {
+        self.fresh.lock().get(offset, self.len())
     }
 
     /// Up to `most` bytes from `offset` on. Blocks.
@@ -446,7 +487,10 @@ impl LogFile {
         let found = self.sync().and_then(|_| self.digest());
         let mut writer = self.writer.lock();
         match &found {
-            Ok(found) if *found == expected => return Ok(expected),
+            Ok(found) if *found == expected => {
+                *self.fresh.lock() = Fresh::default();
+                return Ok(expected);
+            }
             // The missing rest can be sent; the sender may not have the first part any more.
             Ok(found) if found.size < expected.size => {}
             Ok(_) => {
@@ -455,7 +499,7 @@ impl LogFile {
                 aside.or_else(unless_missing).map_err(|source| open_error(&self.path, source))?;
                 *self.file.lock() = None;
                 (writer.synced, writer.named, writer.doubtful) = (0, false, false);
-                self.shrink(0);
+                self.shrink(&mut writer, 0);
             }
             Err(_) => {}
         }
@@ -477,8 +521,8 @@ impl LogFile {
             let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(cannot)?;
             *self.file.lock() = Some(Arc::new(file));
             (writer.synced, writer.named) = (0, false);
+            self.shrink(&mut writer, length);
             *self.hasher.lock() = Hasher::new();
-            self.length.send_replace(length);
         }
         drop(writer);
         self.sync().map(drop)

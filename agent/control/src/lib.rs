@@ -59,7 +59,7 @@ use agent_model::Clock;
 use agent_model::lease::Terms;
 use agent_pools::Provider;
 
-pub use api::{IdentityConfig, Operators, Peer, hide_what_it_does};
+pub use api::{IdentityConfig, LogIntake, Operators, Peer, hide_what_it_does};
 pub use moving::{OwnJob, OwnJobs, OwnJobsError, OwnLog};
 pub use scheduler::{UserLimits, used_by};
 pub use standby::{ControllerStops, ShutdownPlan, Standby, Work};
@@ -228,6 +228,11 @@ impl Controller {
     /// Calls wait until [`Controller::run`] works and fail as unavailable once it ended.
     pub fn routes(&self) -> tonic::service::Routes {
         self.services.routes()
+    }
+
+    /// For the logs of a node in this process.
+    pub fn log_intake(&self) -> LogIntake {
+        LogIntake::new(self.services.clone())
     }
 
     /// Shows whether the main loop is running, for a watchdog.

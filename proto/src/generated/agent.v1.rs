@@ -5834,8 +5834,8 @@ pub struct AppendRequest {
     pub channel: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
     pub offset: u64,
-    #[prost(bytes = "vec", tag = "4")]
-    pub data: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub data: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AppendResponse {
@@ -5879,8 +5879,8 @@ pub struct LogChunk {
     pub epoch: u64,
     #[prost(uint64, tag = "2")]
     pub offset: u64,
-    #[prost(bytes = "vec", tag = "3")]
-    pub data: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub data: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadTrackingRequest {
@@ -5903,8 +5903,8 @@ pub struct TrackingChunk {
     #[prost(uint64, tag = "2")]
     pub offset: u64,
     /// Whole lines, each one JSON record.
-    #[prost(bytes = "vec", tag = "3")]
-    pub lines: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub lines: ::prost::bytes::Bytes,
 }
 /// Generated client implementations.
 pub mod telemetry_client {

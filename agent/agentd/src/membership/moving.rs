@@ -305,7 +305,7 @@ async fn append(
 ) -> Result<u64, Fault> {
     let closed = || Fault::new(Code::Unreachable, "the controller took no more of the logs");
     let (replica, channel) = (log.replica.to_string(), log.channel.clone());
-    let request = v1::AppendRequest { replica, channel, offset, data };
+    let request = v1::AppendRequest { replica, channel, offset, data: data.into() };
     requests.send(request).await.map_err(|_| closed())?;
     let answer = async { answers.message().await.map(tonic::Response::new) };
     let answer = within(answer).await?.ok_or_else(closed)?;

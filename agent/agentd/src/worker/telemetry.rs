@@ -25,16 +25,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use agent_control::LogIntake;
 use agent_model::{Code, ReplicaId, Stream, failpoint};
 use agent_proto::v1;
 use agent_proto::v1::telemetry_client::TelemetryClient;
 use agent_shim::JobDir;
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic::transport::Channel;
-use tonic::{Status, Streaming};
 use tracing::{debug, info};
 
 use super::backoff::Backoff;
@@ -143,7 +145,7 @@ impl Drop for Shipper {
 
 impl Telemetry {
     /// The handle that accepts files, and the task that ships them over `controller`.
-    pub(crate) fn new(controller: Channel) -> (Telemetry, Hub) {
+    pub(crate) fn new(controller: ToController) -> (Telemetry, Hub) {
         let (feeds, arrivals) = mpsc::unbounded_channel();
         let wake = Arc::new(Notify::new());
         let hub = Hub { arrivals, wake: wake.clone(), controller, flows: Vec::new(), turn: 0 };
@@ -193,10 +195,19 @@ impl Pending {
     }
 }
 
+/// Where logs go.
+#[derive(Clone)]
+pub(crate) enum ToController {
+    /// To the controller of this process.
+    Near(LogIntake),
+    /// To one at the other end of a channel.
+    Far(Channel),
+}
+
 /// One `Append` stream.
 struct Connection {
     requests: mpsc::Sender<v1::AppendRequest>,
-    answers: Streaming<v1::AppendResponse>,
+    answers: BoxStream<'static, Result<v1::AppendResponse, Status>>,
     /// Answers come in the order of the requests.
     pending: VecDeque<Pending>,
     pace: Pace,
@@ -208,7 +219,7 @@ struct Connection {
 pub(crate) struct Hub {
     arrivals: mpsc::UnboundedReceiver<Arc<Feed>>,
     wake: Arc<Notify>,
-    controller: Channel,
+    controller: ToController,
     flows: Vec<Flow>,
     /// The index of the file whose turn it is.
     turn: usize,
@@ -339,12 +350,18 @@ impl Hub {
 }
 
 impl Connection {
-    async fn open(controller: &Channel) -> Result<Connection, Status> {
+    async fn open(controller: &ToController) -> Result<Connection, Status> {
         failpoint::hit("node.append.open").map_err(|error| Status::unavailable(error.to_string()))?;
         let (requests, stream) = mpsc::channel(REQUESTS);
-        let mut client = TelemetryClient::new(controller.clone());
-        let opening = client.append(ReceiverStream::new(stream));
-        let answers = tokio::time::timeout(SILENCE, opening).await.map_err(|_| silent())??.into_inner();
+        let stream = ReceiverStream::new(stream);
+        let answers = match controller {
+            ToController::Near(intake) => intake.append(stream),
+            ToController::Far(channel) => {
+                let mut client = TelemetryClient::new(channel.clone());
+                let opening = tokio::time::timeout(SILENCE, client.append(stream));
+                opening.await.map_err(|_| silent())??.into_inner().boxed()
+            }
+        };
         let (pending, pace) = (VecDeque::new(), Pace::new());
         Ok(Connection { requests, answers, pending, pace, heard: Instant::now() })
     }
@@ -357,7 +374,7 @@ impl Connection {
     async fn answer(&mut self) -> Result<v1::AppendResponse, Status> {
         let deadline = self.pending.front().map(|oldest| self.heard.max(oldest.sent.at) + SILENCE);
         tokio::select! {
-            answer = self.answers.message() => {
+            answer = self.answers.try_next() => {
                 answer?.ok_or_else(|| Status::unavailable("the controller closed the stream"))
             }
             () = until(deadline), if deadline.is_some() => Err(silent()),
@@ -371,7 +388,7 @@ impl Connection {
             replica: flow.feed.replica.to_string(),
             channel: flow.feed.content.channel(),
             offset,
-            data,
+            data: data.into(),
         };
         // The channel has room for all requests in flight, so it is only full when nobody receives them.
         self.requests

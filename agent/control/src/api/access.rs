@@ -276,6 +276,13 @@ impl Caller {
         caller.ok_or_else(|| Fault::new(Code::Bug, "a call passed nobody who looked at its caller").into())
     }
 
+    /// The controller's own process.
+    pub(super) fn own(gate: &Gate) -> Caller {
+        let uid = gate.operators.own;
+        let (who, peer) = (Principal::Local { uid }, Peer::Local { uid });
+        Caller { who, peer, gate: gate.clone(), about: Arc::default() }
+    }
+
     pub(super) fn who(&self) -> &Principal {
         &self.who
     }

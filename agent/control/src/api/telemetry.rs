@@ -1,19 +1,21 @@
 //! `Telemetry`: logs and tracking records, received from nodes and sent to readers.
 //!
-//! Append takes all waiting requests, writes their bytes, wakes the followers, forces the bytes to the disk, and only
-//! then answers: many small appends share one forced write. Memory is bounded by [`BATCH`] for each stream, whatever
-//! a node sends. A reader that follows goes through the attempts of a job, one after the other, and ends when the job
-//! has ended and every byte is sent.
+//! Append writes what comes in and wakes the followers; whenever no forced write goes on, one begins for all that was
+//! written since the last, and only after that it is answered. So many small appends share one forced write, and none
+//! waits for one before it is read. Memory is bounded by [`BATCH`] for each stream, whatever a node sends, and what is
+//! not forced yet by [`UNFORCED`]. A reader that follows goes through the attempts of a job, one after the other, and
+//! ends when the job has ended and every byte is sent.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 
 use agent_model::{Code, Epoch, Fault, JobId, Principal, ReplicaId};
 use agent_proto::v1;
-use futures_util::{Stream, StreamExt, TryStreamExt, stream};
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream};
+use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Caller, Refusal, Services, invalid};
@@ -22,6 +24,12 @@ use crate::queue::{JobView, Standing};
 
 /// Bytes taken from an append stream before they are written.
 const BATCH: usize = 4 * 1024 * 1024;
+/// Bytes that are written and not forced, beside those that are being forced.
+const UNFORCED: usize = 64 * 1024 * 1024;
+/// Requests that are written and not answered, likewise.
+const UNANSWERED: usize = 1024;
+/// No more than this is written between other work, in bytes.
+const LINES: usize = 16 * 1024;
 /// Channels an append stream keeps open.
 const OPEN_LOG_FILES: usize = 64;
 /// Bytes in one message to a reader.
@@ -32,81 +40,112 @@ const LONGEST_LINE: usize = 1024 * 1024;
 /// Replica and channel, as they are written on the wire.
 type ChannelKey = (String, String);
 
+/// The requests of one append stream.
+type Requests = BoxStream<'static, Result<v1::AppendRequest, Status>>;
+/// A stream of answers.
+type Answers<T> = BoxStream<'static, Result<T, Status>>;
+
+/// Takes the logs of a node that is in the controller's own process: what `Append` does, without a connection, so that
+/// no byte is encoded, and the task that sends does the work. Clones do the same.
+#[derive(Clone)]
+pub struct LogIntake(Services);
+
+impl LogIntake {
+    pub(crate) fn new(services: Services) -> LogIntake {
+        LogIntake(services)
+    }
+
+    /// Answers each of `requests`, in order, with the length that is then safely stored.
+    pub fn append(
+        &self,
+        requests: impl Stream<Item = v1::AppendRequest> + Send + 'static,
+    ) -> BoxStream<'static, Result<v1::AppendResponse, Status>> {
+        let caller = Caller::own(&self.0.gate);
+        Intake::new(self.0.clone(), requests.map(Ok).boxed(), caller).answers()
+    }
+}
+
 /// One append stream.
 struct Intake {
     services: Services,
-    requests: Streaming<v1::AppendRequest>,
+    requests: Requests,
     /// The log files written lately; `false` for one that accepts no more bytes.
     log_files: HashMap<ChannelKey, (Arc<LogFile>, bool)>,
     caller: Caller,
-    /// Why the request after the last answered one is refused.
-    refusal: Option<Refusal>,
+    /// What was written and is not being forced yet, in the order of the requests.
+    written: Written,
+    /// The forced write that goes on, with the answers to what it forces.
+    forcing: Option<JoinHandle<Vec<v1::AppendResponse>>>,
+    /// How the stream ends when everything is answered.
+    end: Option<Result<(), Status>>,
 }
 
 impl Intake {
-    /// Stores the waiting requests; one answer for each. `None` when the stream is over.
+    fn new(services: Services, requests: Requests, caller: Caller) -> Intake {
+        let (log_files, written) = (HashMap::new(), Written::default());
+        Intake { services, requests, log_files, caller, written, forcing: None, end: None }
+    }
+
+    fn answers(self) -> Answers<v1::AppendResponse> {
+        let batches = stream::try_unfold(self, |mut intake| async move {
+            Ok::<_, Status>(intake.next().await?.map(|answers| (answers, intake)))
+        });
+        batches.map_ok(|answers| stream::iter(answers.into_iter().map(Ok))).try_flatten().boxed()
+    }
+
+    /// Stores requests as they come; returns answers, one for each. `None` when the stream is over.
     ///
     /// A refusal ends the stream, after every request before the refused one was answered: so the node knows
     /// which one it was.
     async fn next(&mut self) -> Result<Option<Vec<v1::AppendResponse>>, Status> {
-        let batch = match self.refusal.take() {
-            Some(refusal) => return Err(refusal.into()),
-            None => self.batch().await?,
-        };
+        loop {
+            let takes_more = self.end.is_none() && !self.written.is_much();
+            tokio::select! {
+                answers = forced(&mut self.forcing), if self.forcing.is_some() => {
+                    self.force();
+                    return Ok(Some(answers?));
+                }
+                batch = batch(&mut self.requests, &self.services), if takes_more => match batch {
+                    Ok(batch) if batch.is_empty() => self.end = Some(Ok(())),
+                    Ok(batch) => self.take(batch).await?,
+                    Err(status) => self.end = Some(Err(status)),
+                },
+                else => return self.end.take().unwrap_or(Ok(())).map(|()| None),
+            }
+            if self.forcing.is_none() {
+                self.force();
+            }
+        }
+    }
+
+    /// Writes a batch, and wakes the followers of its logs.
+    async fn take(&mut self, batch: Vec<v1::AppendRequest>) -> Result<(), Status> {
         let mut work = Vec::with_capacity(batch.len());
         for request in batch {
             match self.log_file(&request.replica, &request.channel).await {
                 Ok((log_file, writable)) => work.push((request, log_file, writable)),
-                Err(refusal) if work.is_empty() => return Err(refusal.into()),
                 Err(refusal) => {
-                    self.refusal = Some(refusal);
+                    self.end = Some(Err(refusal.into()));
                     break;
                 }
             }
         }
-        if work.is_empty() {
-            return Ok(None);
-        }
-        let answers = Archive::blocking(move || Ok(store(work))).await.map_err(Refusal::from)?;
-        Ok(Some(answers))
-    }
-
-    /// The next request and those that wait behind it; empty when the stream is over.
-    async fn batch(&mut self) -> Result<Vec<v1::AppendRequest>, Status> {
-        let first = tokio::select! {
-            request = self.requests.message() => request?,
-            () = self.services.queue.closed() => return Err(Refusal::Stopping.into()),
+        let bytes: usize = work.iter().map(|(request, ..)| request.data.len()).sum();
+        let work = move || Ok(write(work));
+        let written = match bytes {
+            0..=LINES => Archive::at_once(work).await,
+            _ => Archive::blocking(work).await,
         };
-        let Some(first) = first else { return Ok(Vec::new()) };
-        let mut taken = first.data.len();
-        let mut batch = vec![first];
-        // A broken stream fails again at the next call; earlier requests are stored first.
-        while taken < BATCH
-            && let Some(Ok(request)) = self.waiting().await
-        {
-            taken += request.data.len();
-            batch.push(request);
-        }
-        Ok(batch)
+        self.written.add(written.map_err(Refusal::from)?, bytes);
+        self.written.log_files.iter().for_each(|log_file| log_file.tell());
+        tokio::task::yield_now().await; // followers first
+        Ok(())
     }
 
-    /// The next request if it is here already.
-    async fn waiting(&mut self) -> Option<Result<v1::AppendRequest, Status>> {
-        std::future::poll_fn(|context| match self.requests.poll_next_unpin(context) {
-            Poll::Ready(request) => Poll::Ready(request),
-            Poll::Pending => Poll::Ready(None),
-        })
-        .await
-    }
-
-    /// A node with a certificate may not write logs of replicas on other nodes.
-    async fn require_its_own(&self, replica: &ReplicaId) -> Result<(), Refusal> {
-        let job = self.services.queue.job(&replica.job).await?.map(|view| view.job);
-        let latest = job.filter(|job| job.epoch == replica.epoch);
-        match latest.as_ref().and_then(|job| job.rank(replica.rank)) {
-            Some(placed) => self.caller.speaks_for(&placed.node),
-            None => Ok(()),
-        }
+    /// Begins to force what was written.
+    fn force(&mut self) {
+        let written = std::mem::take(&mut self.written);
+        self.forcing = (!written.answers.is_empty()).then(|| tokio::task::spawn_blocking(|| written.force()));
     }
 
     /// The caller is a machine that may bring jobs.
@@ -124,7 +163,7 @@ impl Intake {
         }
         let replica: ReplicaId = replica.parse()?;
         let channel = parse_channel(channel)?;
-        self.require_its_own(&replica).await?;
+        require_its_own(&self.services, &self.caller, &replica).await?;
         let writable = match self.services.queue.wants_log(&replica).await? {
             Standing::Open => true,
             Standing::Settled => false,
@@ -147,31 +186,96 @@ impl Intake {
     }
 }
 
-/// Writes a batch, forces its log files to the disk together, and returns how much of each is stored. A log file that
-/// cannot be written or forced now fails alone. Blocks.
-fn store(work: Vec<(v1::AppendRequest, Arc<LogFile>, bool)>) -> Vec<v1::AppendResponse> {
-    let mut log_files: Vec<Arc<LogFile>> = Vec::new();
-    let mut answers = Vec::with_capacity(work.len());
-    for (request, log_file, writable) in work {
+/// A node with a certificate may not write logs of replicas on other nodes.
+async fn require_its_own(services: &Services, caller: &Caller, replica: &ReplicaId) -> Result<(), Refusal> {
+    let job = services.queue.job(&replica.job).await?.map(|view| view.job);
+    let latest = job.filter(|job| job.epoch == replica.epoch);
+    match latest.as_ref().and_then(|job| job.rank(replica.rank)) {
+        Some(placed) => caller.speaks_for(&placed.node),
+        None => Ok(()),
+    }
+}
+
+/// The answers of a forced write, once it is over.
+async fn forced(
+    forcing: &mut Option<JoinHandle<Vec<v1::AppendResponse>>>,
+) -> Result<Vec<v1::AppendResponse>, Status> {
+    let Some(running) = forcing else { return Ok(Vec::new()) };
+    let answers = running.await;
+    *forcing = None;
+    answers.map_err(|_| Refusal::Stopping.into())
+}
+
+/// The next request and those that wait behind it; empty when the stream is over.
+async fn batch(requests: &mut Requests, services: &Services) -> Result<Vec<v1::AppendRequest>, Status> {
+    let first = tokio::select! {
+        request = requests.try_next() => request?,
+        () = services.queue.closed() => return Err(Refusal::Stopping.into()),
+    };
+    let Some(first) = first else { return Ok(Vec::new()) };
+    let mut taken = first.data.len();
+    let mut batch = vec![first];
+    // A broken stream fails again at the next call; earlier requests are stored first.
+    while taken < BATCH
+        && let Some(Some(Ok(request))) = requests.next().now_or_never()
+    {
+        taken += request.data.len();
+        batch.push(request);
+    }
+    Ok(batch)
+}
+
+/// Requests whose bytes were written.
+#[derive(Default)]
+struct Written {
+    log_files: Vec<Arc<LogFile>>,
+    /// One for each request, with the index of its log file.
+    answers: Vec<(usize, v1::AppendResponse)>,
+    bytes: usize,
+}
+
+impl Written {
+    fn is_much(&self) -> bool {
+        self.bytes >= UNFORCED || self.answers.len() >= UNANSWERED
+    }
+
+    fn add(&mut self, answers: Vec<(Arc<LogFile>, v1::AppendResponse)>, bytes: usize) {
+        self.bytes += bytes;
+        for (log_file, answer) in answers {
+            let known = self.log_files.iter().position(|known| Arc::ptr_eq(known, &log_file));
+            let index = known.unwrap_or_else(|| {
+                self.log_files.push(log_file);
+                self.log_files.len() - 1
+            });
+            self.answers.push((index, answer));
+        }
+    }
+
+    /// Forces the log files to the disk together, and says how much of each is stored. One that cannot be forced now
+    /// fails alone. Blocks.
+    fn force(self) -> Vec<v1::AppendResponse> {
+        let stored = archive::sync_all(&self.log_files);
+        let complete = |(index, answer): (usize, v1::AppendResponse)| match &stored[index] {
+            Ok(stored) => v1::AppendResponse { stored: *stored, ..answer },
+            // The length that was safe before is not known here, and 0 is never too much: the node asks before it
+            // goes on.
+            Err(error) => v1::AppendResponse { failed: why(error), ..answer },
+        };
+        self.answers.into_iter().map(complete).collect()
+    }
+}
+
+/// Writes a batch; an answer for each request, without how much is stored. One that cannot be written now fails alone.
+/// Blocks.
+fn write(work: Vec<(v1::AppendRequest, Arc<LogFile>, bool)>) -> Vec<(Arc<LogFile>, v1::AppendResponse)> {
+    let one = |(request, log_file, writable): (v1::AppendRequest, Arc<LogFile>, bool)| {
         let appended = if writable { log_file.append(request.offset, &request.data) } else { Ok(()) };
         let failed = appended.err().map(|error| why(&error)).unwrap_or_default();
-        let known = log_files.iter().position(|known| Arc::ptr_eq(known, &log_file));
-        let index = known.unwrap_or_else(|| {
-            log_files.push(log_file);
-            log_files.len() - 1
-        });
         let end = request.offset.saturating_add(request.data.len() as u64);
         let (replica, channel) = (request.replica, request.channel);
-        answers.push((index, v1::AppendResponse { replica, channel, stored: 0, failed, end }));
-    }
-    let stored = archive::sync_all(&log_files);
-    let complete = |(index, answer): (usize, v1::AppendResponse)| match &stored[index] {
-        Ok(stored) => v1::AppendResponse { stored: *stored, ..answer },
-        // The length that was safe before is not known here, and 0 is never too much: the node asks before it goes
-        // on.
-        Err(error) => v1::AppendResponse { failed: why(error), ..answer },
+        (log_file, v1::AppendResponse { replica, channel, stored: 0, failed, end })
     };
-    answers.into_iter().map(complete).collect()
+    work.into_iter().map(one).collect()
 }
 
 /// An error with its causes, in one line for the node's log.
@@ -218,7 +322,7 @@ struct LogReader {
 struct AttemptPiece {
     epoch: Epoch,
     offset: u64,
-    data: Vec<u8>,
+    data: Bytes,
 }
 
 impl LogReader {
@@ -304,9 +408,14 @@ impl LogReader {
         let mut most = CHUNK;
         while self.log_file.len() > self.offset {
             let (log_file, offset) = (Arc::clone(&self.log_file), self.offset);
-            let mut data = match log_file.read_cached(offset, most) {
+            // Of records whole lines are read, which pieces need not be.
+            let fresh = log_file.fresh(offset).filter(|_| self.channel != Channel::Tracking);
+            let mut data = match fresh {
                 Some(data) => data,
-                None => Archive::blocking(move || log_file.read(offset, most)).await?,
+                None => match log_file.read_cached(offset, most) {
+                    Some(data) => data.into(),
+                    None => Archive::blocking(move || log_file.read(offset, most)).await?.into(),
+                },
             };
             if self.channel == Channel::Tracking {
                 match data.iter().rposition(|byte| *byte == b'\n') {
@@ -337,9 +446,6 @@ impl LogReader {
     }
 }
 
-/// A stream of answers.
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
 #[tonic::async_trait]
 impl v1::telemetry_server::Telemetry for Services {
     type AppendStream = Answers<v1::AppendResponse>;
@@ -351,13 +457,8 @@ impl v1::telemetry_server::Telemetry for Services {
         request: Request<Streaming<v1::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
         let caller = Caller::of(&request)?;
-        let (services, requests, log_files) = (self.clone(), request.into_inner(), HashMap::new());
-        let intake = Intake { services, requests, log_files, caller, refusal: None };
-        let batches = stream::try_unfold(intake, |mut intake| async move {
-            Ok::<_, Status>(intake.next().await?.map(|answers| (answers, intake)))
-        });
-        let answers = batches.map_ok(|answers| stream::iter(answers.into_iter().map(Ok))).try_flatten();
-        Ok(Response::new(answers.boxed()))
+        let intake = Intake::new(self.clone(), request.into_inner().boxed(), caller);
+        Ok(Response::new(intake.answers()))
     }
 
     async fn read_log(

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use agent_model::{Code, Digest, Fault, ReplicaStep, Retry};
 use agent_proto::v1;
+use futures_util::{StreamExt, stream};
 use tokio::task::JoinSet;
 use tonic::Status;
 
@@ -450,10 +451,10 @@ async fn test_tail_and_tracking_give_whole_lines() {
     let request = v1::ReadTrackingRequest { job: "a".into(), follow: true, ..Default::default() };
     let mut stream = rig.telemetry.read_tracking(request).await.unwrap().into_inner();
     let mut next = async || within("tracking", stream.message()).await.unwrap();
-    assert_eq!(next().await.unwrap().lines, b"{1}\n{2}\n");
+    assert_eq!(next().await.unwrap().lines, &b"{1}\n{2}\n"[..]);
     node.append("a.1.0", "tracking", 10, b"}\n").await;
     let chunk = next().await.unwrap();
-    assert_eq!((chunk.offset, chunk.lines.as_slice()), (8, &b"{3}\n"[..]));
+    assert_eq!((chunk.offset, &chunk.lines[..]), (8, &b"{3}\n"[..]));
     node.append("a.1.0", "tracking", 12, b"torn").await;
     let log = b"one\ntwo\nthree\nfo";
     node.deliver("a.1.0", v1::Outcome { tracking_bytes: 16, ..outcome(0, log) }).await.unwrap();
@@ -475,6 +476,61 @@ async fn test_refused_append_is_the_one_after_the_last_answer() {
     assert!(node.stored().await.unwrap() >= 3);
     assert_eq!(node.stored().await.unwrap(), 6);
     assert_eq!(code(&node.stored().await.unwrap_err()), Code::Fenced);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn test_node_of_the_same_process_is_answered_and_refused_as_others_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    rig.submit("a").await;
+    let mut node = Node::join(&rig, 1).await;
+    node.ordered("a.1.0").await;
+    let request = |replica: &str, offset, data: &'static str| v1::AppendRequest {
+        replica: replica.into(),
+        channel: "job".into(),
+        offset,
+        data: data.into(),
+    };
+    let all =
+        [request("a.1.0", 0, "one\n"), request("a.1.0", 4, "two\n"), request("a.0.0", 0, "never placed")];
+    let answers: Vec<_> = rig.intake.append(stream::iter(all)).collect().await;
+    let stored: Vec<_> = answers[..2].iter().map(|answer| answer.as_ref().unwrap()).collect();
+    assert_eq!((stored[0].end, stored[1].end, stored[1].stored), (4, 8, 8));
+    assert!(stored[0].stored >= 4);
+    assert_eq!((answers.len(), code(answers[2].as_ref().unwrap_err())), (3, Code::Fenced));
+    let request = v1::ReadLogRequest { follow: false, ..follow("a") };
+    assert_eq!(rig.read_log(request).await.unwrap().1, b"one\ntwo\n");
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn test_every_line_is_answered_and_followed_while_others_are_forced() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let mut node = Node::join(&rig, 1).await;
+    for job in ["a", "b"] {
+        rig.submit(job).await;
+        node.ordered(&format!("{job}.1.0")).await;
+    }
+    let mut streams = Vec::new();
+    for job in ["a", "b"] {
+        streams.push(rig.telemetry.read_log(follow(job)).await.unwrap().into_inner());
+    }
+    for round in 0..100_u64 {
+        // Nobody waits for the answers: the follower has a line without any.
+        for (job, stream) in ["a", "b"].into_iter().zip(&mut streams) {
+            let line = format!("{round:04} {job}\n");
+            node.send_append(&format!("{job}.1.0"), "job", round * 7, line.clone().into_bytes()).await;
+            let chunk = within("a line", stream.message()).await.unwrap().unwrap();
+            assert_eq!((chunk.offset, &chunk.data[..]), (round * 7, line.as_bytes()));
+        }
+        if round % 7 == 6 {
+            for earlier in (round - 6..=round).flat_map(|round| [round, round]) {
+                assert!(node.stored().await.unwrap() >= 7 * earlier + 7);
+            }
+        }
+    }
     rig.stop().await;
 }
 

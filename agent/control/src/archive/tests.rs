@@ -8,12 +8,19 @@ async fn log_file(archive: &Archive) -> Arc<LogFile> {
     archive.log_file(&"a.1.0".parse().unwrap(), LOG).await.unwrap()
 }
 
+/// Appends, and tells followers.
+fn append(log_file: &LogFile, offset: u64, data: &[u8]) -> Result<(), ArchiveError> {
+    let appended = log_file.append(offset, &Bytes::copy_from_slice(data));
+    log_file.tell();
+    appended
+}
+
 #[tokio::test]
 async fn test_bytes_are_there_after_reopen() {
     let dir = tempfile::tempdir().unwrap();
     let first = log_file(&Archive::new(dir.path(), u64::MAX)).await;
-    first.append(0, b"one").unwrap();
-    first.append(3, b"two").unwrap();
+    append(&first, 0, b"one").unwrap();
+    append(&first, 3, b"two").unwrap();
     assert_eq!(first.sync().unwrap(), 6);
     let second = log_file(&Archive::new(dir.path(), u64::MAX)).await;
     assert_eq!((second.len(), second.sync().unwrap()), (6, 6));
@@ -40,13 +47,13 @@ async fn test_a_log_file_is_shared_while_held_and_dropped_after() {
 async fn test_concluded_log_file_takes_nothing_more() {
     let dir = tempfile::tempdir().unwrap();
     let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
-    log_file.append(0, b"wrong").unwrap();
+    append(&log_file, 0, b"wrong").unwrap();
     let right = digest_of(b"right");
     assert_eq!(log_file.conclude(right).unwrap(), digest_of(b"wrong"));
     assert_eq!(log_file.len(), 0);
-    log_file.append(0, b"right").unwrap();
+    append(&log_file, 0, b"right").unwrap();
     assert_eq!(log_file.conclude(right).unwrap(), right);
-    log_file.append(5, b" and more").unwrap();
+    append(&log_file, 5, b" and more").unwrap();
     assert_eq!(log_file.read(0, 99).unwrap(), b"right");
 }
 
@@ -54,10 +61,10 @@ async fn test_concluded_log_file_takes_nothing_more() {
 async fn test_log_that_is_short_is_kept_and_one_that_is_wrong_is_set_aside() {
     let dir = tempfile::tempdir().unwrap();
     let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
-    log_file.append(0, b"beginning").unwrap();
+    append(&log_file, 0, b"beginning").unwrap();
     log_file.conclude(digest_of(b"beginning and end")).unwrap();
     assert_eq!(log_file.len(), 9, "what is there may not be there to be sent again");
-    log_file.append(9, b" and more than that").unwrap();
+    append(&log_file, 9, b" and more than that").unwrap();
     log_file.conclude(digest_of(b"beginning and end")).unwrap();
     assert_eq!(log_file.len(), 0);
     // The node cannot send it again.
@@ -87,14 +94,14 @@ fn test_failed_forced_write_is_never_acknowledged() {
 async fn failing_sync_after_one_that_succeeded() {
     let dir = tempfile::tempdir().unwrap();
     let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
-    log_file.append(0, b"safe").unwrap();
+    append(&log_file, 0, b"safe").unwrap();
     assert_eq!(log_file.sync().unwrap(), 4); // the file and two directories
-    log_file.append(4, b" doubtful").unwrap();
+    append(&log_file, 4, b" doubtful").unwrap();
     log_file.sync().unwrap_err();
     // The next forced write would succeed, and would not report what was dropped.
     assert_eq!((log_file.sync().unwrap(), log_file.len()), (4, 4));
-    log_file.append(13, b"gap").unwrap();
-    log_file.append(4, b" doubtful").unwrap();
+    append(&log_file, 13, b"gap").unwrap();
+    append(&log_file, 4, b" doubtful").unwrap();
     assert_eq!(log_file.sync().unwrap(), 13);
     assert_eq!(log_file.read(0, 99).unwrap(), b"safe doubtful");
 }
@@ -112,7 +119,7 @@ async fn failing_first_sync() {
     use std::os::unix::fs::MetadataExt as _;
     let after = std::fs::metadata(dir.path().join("a/1.0.job")).unwrap();
     assert_ne!(before.ino(), after.ino(), "it was written anew");
-    log_file.append(18, b"!").unwrap();
+    append(&log_file, 18, b"!").unwrap();
     assert_eq!(
         (log_file.sync().unwrap(), log_file.read(0, 99).unwrap()),
         (19, b"of a daemon before!".to_vec())
@@ -124,10 +131,10 @@ async fn failing_first_sync() {
 async fn full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
-    log_file.append(0, b"one").unwrap();
-    assert!(log_file.append(3, b"two").unwrap_err().is_full());
+    append(&log_file, 0, b"one").unwrap();
+    assert!(append(&log_file, 3, b"two").unwrap_err().is_full());
     assert_eq!(log_file.sync().unwrap(), 3);
-    log_file.append(3, b"two").unwrap();
+    append(&log_file, 3, b"two").unwrap();
     assert_eq!((log_file.sync().unwrap(), log_file.read(0, 99).unwrap()), (6, b"onetwo".to_vec()));
 }
 
@@ -153,7 +160,7 @@ proptest! {
         let mut length = 0;
         for (offset, size) in appends {
             let from = offset as usize;
-            log_file.append(offset, &log[from..from + size]).unwrap();
+            append(&log_file, offset, &log[from..from + size]).unwrap();
             if offset <= length {
                 length = length.max(offset + size as u64);
             }
@@ -175,7 +182,7 @@ async fn test_no_more_than_the_quota_of_its_channel_is_kept() {
     for (channel, quota) in [(LOG, 16), (Channel::Tracking, 4)] {
         let log_file = archive.log_file(&"a.1.0".parse().unwrap(), channel).await.unwrap();
         for offset in [0, 3, 10, 16] {
-            log_file.append(offset, b"0123456789").unwrap();
+            append(&log_file, offset, b"0123456789").unwrap();
             assert!(log_file.len() <= quota, "{}", log_file.len());
         }
         assert_eq!((log_file.len(), log_file.sync().unwrap()), (quota, quota), "{channel}");

@@ -23,7 +23,7 @@ use crate::worker::prestaged_trees::PrestagedTrees;
 use crate::worker::report::Outbox;
 use crate::worker::retention::Retention;
 use crate::worker::secrets::Secrets;
-use crate::worker::telemetry::Telemetry;
+use crate::worker::telemetry::{Telemetry, ToController};
 use crate::worker::tracking::Tracking;
 use crate::worker::users::Users;
 use crate::worker::views::Views;
@@ -122,7 +122,7 @@ async fn node_with(
         built: Arc::default(),
         executor: Arc::new(executor.clone()),
         gpus: Gpus::new(Looker::new(&config), watch::Sender::default(), watch::Sender::default(), []),
-        telemetry: Telemetry::new(nobody()).0,
+        telemetry: Telemetry::new(ToController::Far(nobody())).0,
         outbox: Outbox::new(nobody(), config.node_name.clone()),
         tracking: Tracking::start(listener, clock.clone(), std::future::pending()).unwrap().0,
         views: Views::Machine,

@@ -11,7 +11,7 @@ use futures_util::{Stream as Answers, StreamExt, stream};
 use hyper_util::rt::TokioIo;
 use tokio::task::JoinSet;
 use tonic::transport::{Endpoint, Server};
-use tonic::{Request as Call, Response};
+use tonic::{Request as Call, Response, Streaming};
 
 use super::*;
 
@@ -136,7 +136,7 @@ impl Bench {
         let controller = Controller::default();
         *controller.moods.lock().unwrap() = moods.to_vec().into();
         let tasks = Arc::new(Mutex::new(JoinSet::new()));
-        let (telemetry, hub) = Telemetry::new(connect(&controller, &tasks));
+        let (telemetry, hub) = Telemetry::new(ToController::Far(connect(&controller, &tasks)));
         tasks.lock().unwrap().spawn(hub.run(CancellationToken::new()));
         Bench { controller, telemetry, tasks, home: tempfile::tempdir().unwrap() }
     }

@@ -23,7 +23,7 @@ use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Status, Streaming};
 
-use crate::{Controller, ControllerConfig, OpenError, Operators, Peer};
+use crate::{Controller, ControllerConfig, LogIntake, OpenError, Operators, Peer};
 
 /// The user that the controller and every test run as.
 pub(super) const OWN: u32 = 7000;
@@ -49,6 +49,7 @@ pub(super) struct Rig {
     pub(super) jobs: v1::jobs_client::JobsClient<Channel>,
     pub(super) telemetry: v1::telemetry_client::TelemetryClient<Channel>,
     pub(super) nodes: v1::nodes_client::NodesClient<Channel>,
+    pub(super) intake: LogIntake,
 }
 
 impl Rig {
@@ -72,6 +73,7 @@ impl Rig {
             .initial_connection_window_size(8 << 20)
             .add_routes(controller.routes())
             .serve_with_incoming_shutdown(incoming, until(stopped.clone()));
+        let intake = controller.log_intake();
         let mut tasks = JoinSet::new();
         tasks.spawn(async { server.await.unwrap() });
         tasks.spawn(controller.run(until(stopped)));
@@ -83,6 +85,7 @@ impl Rig {
             jobs: v1::jobs_client::JobsClient::new(channel.clone()),
             telemetry: v1::telemetry_client::TelemetryClient::new(channel.clone()),
             nodes: v1::nodes_client::NodesClient::new(channel),
+            intake,
         }
     }
 
@@ -384,7 +387,7 @@ impl Node {
 
     pub(super) async fn send_append(&mut self, replica: &str, channel: &str, offset: u64, data: Vec<u8>) {
         let (replica, channel) = (replica.to_owned(), channel.to_owned());
-        self.appends.send(v1::AppendRequest { replica, channel, offset, data }).await.unwrap();
+        self.appends.send(v1::AppendRequest { replica, channel, offset, data: data.into() }).await.unwrap();
     }
 
     pub(super) async fn stored(&mut self) -> Result<u64, Status> {
