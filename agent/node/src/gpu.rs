@@ -28,6 +28,9 @@ use crate::Machine;
 /// The name under which the system finds the driver's library.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 
+/// Where a kernel with a driver shows one: the last is that of Windows under its Linux.
+pub const TRACES: &[&str] = &["/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg"];
+
 /// The longest printed look, in bytes; a hundred GPUs with a hundred processes each fit.
 pub const LONGEST: usize = 1 << 20;
 

@@ -2,10 +2,11 @@
 //!
 //! Invariants: the driver's library is never loaded into this process; a look ends within its deadline whatever the
 //! driver does; a helper that cannot be killed (the driver holds it in the kernel) is left alone, and no second one
-//! is started until it has ended.
+//! is started until it has ended; where there was no driver, none is started before the kernel shows a trace of one.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use agent_model::gpu::{Driver, Look};
@@ -28,6 +29,10 @@ pub(crate) struct Looker {
     args: Vec<OsString>,
     within: Duration,
     leash: Leash,
+    /// Where the kernel shows that there is a driver; empty for a library that somebody named.
+    traces: &'static [&'static str],
+    /// There was no driver at the last look.
+    absent: AtomicBool,
 }
 
 impl Looker {
@@ -37,16 +42,22 @@ impl Looker {
         let library = config.devices.nvml_library.as_deref().unwrap_or(Path::new(gpu::LIBRARY));
         let own = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
         let args = ["gpu-look".into(), "--library".into(), library.into()];
-        Looker { program: own, args: args.into(), within: WITHIN, leash: Leash::default() }
+        let traces = if config.devices.nvml_library.is_none() { gpu::TRACES } else { &[] };
+        let (leash, absent) = (Leash::default(), AtomicBool::new(false));
+        Looker { program: own, args: args.into(), within: WITHIN, leash, traces, absent }
     }
 
     /// The current answer of the driver.
     pub(super) async fn look(&self) -> Look {
-        let driver = match self.ask().await {
-            Ok(look) => return look,
-            Err(driver) => driver,
-        };
-        Look { driver, gpus: Vec::new() }
+        let nothing = |driver| Look { driver, gpus: Vec::new() };
+        // Most machines have no GPU, and need no process each minute to say so.
+        let knows = self.absent.load(Ordering::Relaxed) && !self.traces.is_empty();
+        if knows && !self.traces.iter().any(|trace| Path::new(trace).exists()) {
+            return nothing(Driver::Absent);
+        }
+        let look = self.ask().await.unwrap_or_else(nothing);
+        self.absent.store(look.driver == Driver::Absent, Ordering::Relaxed);
+        look
     }
 
     async fn ask(&self) -> Result<Look, Driver> {
@@ -92,7 +103,8 @@ pub(super) mod tests {
         let program = dir.join("look.sh");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        Looker { program, args: Vec::new(), within, leash: Leash::default() }
+        let (leash, absent) = (Leash::default(), AtomicBool::new(false));
+        Looker { program, args: Vec::new(), within, leash, traces: &[], absent }
     }
 
     async fn driver(script: &str, within: Duration) -> Driver {
@@ -120,8 +132,34 @@ pub(super) mod tests {
             let Driver::Failed { detail } = driver(script, LONG).await else { panic!("{script}") };
             assert!(detail.contains(said), "{script}: {detail}");
         }
-        let gone = Looker { program: "/nowhere".into(), args: vec![], within: LONG, leash: Leash::default() };
+        let dir = tempfile::tempdir().unwrap();
+        let gone = Looker { program: "/nowhere".into(), ..scripted(dir.path(), "", LONG) };
         assert!(matches!(gone.look().await.driver, Driver::Failed { .. }));
+    }
+
+    #[tokio::test]
+    async fn test_no_helper_is_started_for_a_driver_that_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let starts = dir.path().join("starts");
+        let script = |state: &str| {
+            let answer = format!("{{\"driver\": {{\"state\": \"{state}\"}}, \"gpus\": []}}");
+            scripted(dir.path(), &format!("echo x >> {}; echo '{answer}'", starts.display()), LONG)
+        };
+        let started = || fs::read_to_string(&starts).unwrap().lines().count();
+        let absent = Looker { traces: &["/nowhere/nvidiactl"], ..script("absent") };
+        for _ in 0..3 {
+            assert_eq!(absent.look().await.driver, Driver::Absent);
+        }
+        assert_eq!(started(), 1);
+        // The kernel shows one now; and one that is there is always asked.
+        let shown = Looker { traces: &["/nowhere", "/proc"], ..absent };
+        shown.look().await;
+        assert_eq!(started(), 2);
+        let unloaded = Looker { traces: &["/nowhere"], ..script("not_loaded") };
+        for _ in 0..2 {
+            assert_eq!(unloaded.look().await.driver, Driver::NotLoaded);
+        }
+        assert_eq!(started(), 4);
     }
 
     #[tokio::test]
