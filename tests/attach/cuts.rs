@@ -17,6 +17,7 @@ pub(crate) const ROWS: &[Row] = &[
         promise: "cut at any moment and run again it ends well, and detach leaves nothing",
         run: anywhere,
     },
+    Row { id: "C3", promise: "the same before and after each step of attach and of detach", run: each_step },
 ];
 
 fn begun(bed: &Bed) -> Child {
@@ -28,6 +29,22 @@ fn begun(bed: &Bed) -> Child {
 pub(crate) fn cut(machine: &Machine) {
     machine.sh("for pid in $(pgrep -f '^sshd: root'); do kill -9 $pid; done; true");
 }
+
+/// A shell that counts the steps of attach and detach, and cuts the connection before or after the one that is told to it.
+const CUTTING: &str = r#"cat >/usr/local/bin/sh <<'SHELL'
+#!/bin/bash
+case "$1 $2" in -s*|*'cat >>'*) ;; *) exec /bin/sh "$@" ;; esac
+number=$(($(cat /run/steps 2>/dev/null || echo 0) + 1))
+echo $number >/run/steps
+read -r at when 2>/dev/null </run/cut
+cut() { for pid in $(pgrep -f '^sshd: root'); do kill -9 $pid; done; exit 1; }
+[ "$at" = $number ] || exec /bin/sh "$@"
+[ "$when" = after ] || cut
+/bin/sh "$@"
+cut
+SHELL
+chmod +x /usr/local/bin/sh
+"#;
 
 /// What there is of the package on a machine.
 fn parts(machine: &Machine) -> Vec<(PathBuf, u64)> {
@@ -101,6 +118,62 @@ fn anywhere(tally: &mut Tally, scale: &Scale) {
             assert_eq!(bed.ready(), ["host1"]);
             bed.detach(&root, &[]).ok();
             assert_eq!(machine.written(), before);
+        });
+    }
+}
+
+fn each_step(tally: &mut Tally, scale: &Scale) {
+    let bed = Bed::new(&[Special { prepare: CUTTING, ..Special::default() }]);
+    let machine = &bed.machines[0];
+    let before = machine.written();
+    let root = place("root", 1);
+    let steps = || {
+        let told = machine.sh("cat /run/steps; rm -f /run/steps").ok().stdout;
+        told.trim().parse::<usize>().expect("a number of steps")
+    };
+    let (mut of_attach, mut of_detach) = (0, 0);
+    tally.case("once uncut", || {
+        bed.attach(&root, &["--accept-new"]).ok();
+        of_attach = steps();
+        bed.detach(&root, &[]).ok();
+        of_detach = steps();
+        assert_eq!(machine.written(), before);
+    });
+    tally.note(format!("attach is {of_attach} commands over SSH, detach {of_detach}"));
+    let every = (1..=of_attach).map(|at| (true, at)).chain((1..=of_detach).map(|at| (false, at)));
+    let mut cuts: Vec<_> =
+        every.flat_map(|(attach, at)| [(attach, at, "before"), (attach, at, "after")]).collect();
+    // Short, it is each step of attach at one of its ends.
+    if !scale.full {
+        let mut chance = scale.chance();
+        cuts.retain(|(attach, _, _)| *attach);
+        cuts = cuts.chunks(2).map(|ends| ends[usize::from(chance.below(2) == 0)]).collect();
+    }
+    for (attach, at, when) in cuts {
+        let what = if attach { "attach" } else { "detach" };
+        tally.case(&format!("{what} cut {when} step {at}"), || {
+            if !attach {
+                bed.attach(&root, &[]).ok();
+            }
+            machine.sh("rm -f /run/steps").ok();
+            std::fs::write(machine.file("/run/cut"), format!("{at} {when}\n")).expect("a file");
+            let ran = if attach { bed.attach(&root, &[]) } else { bed.detach(&root, &[]) };
+            machine.sh("rm /run/cut").ok();
+            // Whoever is only letting go has done what was asked.
+            let is_last = at == if attach { of_attach } else { of_detach };
+            assert!(
+                is_last || (ran.code == 1 && ran.stderr.contains("SSH-10")),
+                "{} {}",
+                ran.code,
+                ran.stderr
+            );
+            if attach {
+                bed.attach(&root, &[]).ok();
+                assert_eq!(bed.ready(), ["host1"]);
+            }
+            bed.detach(&root, &[]).ok();
+            assert_eq!(machine.written(), before);
+            assert_eq!(machine.agents(), "");
         });
     }
 }

@@ -1,6 +1,6 @@
 # What attach and detach do on a host. Sent over SSH and read by `sh` from its standard input, with these variables
 # before it:
-#   VERB        which of the functions below to do
+#   VERB        which of the functions below to do, one after the other
 #   MODE        system: for the machine, as root; user: for the one who logged in
 #   ID          which attach this is
 #   SESSION     the process of its connection, and when that began: its lock holds no longer
@@ -119,6 +119,11 @@ probe() {
         say "${mode}_tunnel $(noted "$manifest" tunnel)"
     done
     say "session $SHELL_PARENT $(begun "$SHELL_PARENT")"
+    if [ "$(id -u)" = 0 ]; then
+        MODE=system
+        look
+        say 'looked yes'
+    fi
     say 'done'
 }
 
@@ -375,9 +380,11 @@ join() {
         return
     fi
     stop
-    [ -z "$NAME" ] || export AGENTD_NODE_NAME="$NAME"
     # shellcheck disable=SC2046
-    said=$(printf '%s\n' "$TOKEN" | "$LIBRARY/$HASH/agentd" join "$ADDRESS" --token-file - $(as_user) 2>&1)
+    said=$(
+        [ -z "$NAME" ] || export AGENTD_NODE_NAME="$NAME"
+        printf '%s\n' "$TOKEN" | "$LIBRARY/$HASH/agentd" join "$ADDRESS" --token-file - $(as_user) 2>&1
+    )
     code=$?
     [ $code = 0 ] || fail "$(printf '%s' "$said" | tr '\n' ' ')"
     say 'done'
@@ -487,4 +494,4 @@ remove() {
 SHELL_PARENT=$PPID
 SSH_CLIENT_ADDRESS=${SSH_CLIENT:-}
 SSH_CLIENT_ADDRESS=${SSH_CLIENT_ADDRESS%% *}
-$VERB </dev/null
+for verb in $VERB; do $verb </dev/null; done

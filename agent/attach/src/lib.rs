@@ -218,6 +218,9 @@ impl SshHost {
                 }
             }
             self.plan = Some(plan);
+            if self.facts.has("looked") {
+                return Ok(plan);
+            }
             match self.step("look", "looking around as root", &Vec::new(), STEP).await {
                 Ok(seen) => {
                     self.facts = self.facts.clone().with(seen);
@@ -315,7 +318,8 @@ impl SshHost {
 
     /// Sends what the host lacks of a package, installs it and lets it join. If a step fails on a host that was not a
     /// node before, the installation is removed again. A node that the controller sees now needs no token. `key` is the
-    /// controller's, for a tunnel; it is accepted there before a token is asked for.
+    /// controller's, for a tunnel; it is accepted there before a token is asked for. What waits for nothing from here is
+    /// one step.
     pub async fn install(
         &self,
         package: &Package,
@@ -339,19 +343,21 @@ impl SshHost {
                 ("LISTENS", &listens),
                 ("SERVICE", service),
             ];
-            self.step("place", "installing", &about, LONG_STEP).await?;
+            // Each step takes a round trip, and a shell there that reads the user's files, which may take longer.
+            let mut verbs = "place join start";
             if node.tunnel.is_some() {
+                self.step("place", "installing", &about, LONG_STEP).await?;
                 let keys = vec![("LISTENS", listens.as_str()), ("KEY", key)];
                 // The tunnel logs in as the one who logged in now.
                 self.step_of("authorize", "letting the controller in", &keys, STEP, Sudo::Root).await?;
+                verbs = "join start";
             }
             let no_token = |why| AttachError::Step { doing: "asking the controller for a token", why };
             let token = if is_seen { String::new() } else { token().await.map_err(no_token)? };
             let mut joining = about.clone();
             joining.push(("TOKEN", &token));
             joining.push(("SEEN", if is_seen { "yes" } else { "no" }));
-            self.step("join", "joining", &joining, STEP).await?;
-            self.step("start", "starting the daemon", &about, LONG_STEP).await
+            self.step(verbs, "installing, joining and starting the daemon", &joining, LONG_STEP).await
         };
         match installing.await {
             Err(error @ AttachError::Step { .. }) if is_new => {
@@ -434,7 +440,7 @@ impl SshHost {
         self.facts.get("uid").and_then(|uid| uid.parse().ok()).unwrap_or(0)
     }
 
-    /// Runs one function of `host.sh` with the rights of the plan.
+    /// Runs functions of `host.sh` with the rights of the plan.
     async fn step(
         &self,
         verb: &'static str,
@@ -488,7 +494,7 @@ impl SshHost {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{name}={}", quoted(value));
         }
-        if verb == "place" {
+        if verb.starts_with("place") {
             let _ = write!(text, "unit() {{\ncat <<'END-OF-UNIT'\n{UNIT}{ROOT}END-OF-UNIT\n}}\n");
             let _ = write!(text, "slice() {{\ncat <<'END-OF-UNIT'\n{SLICE}END-OF-UNIT\n}}\n");
             let _ = write!(text, "tunnel() {{\ncat <<'END-OF-UNIT'\n{TUNNEL}END-OF-UNIT\n}}\n");
