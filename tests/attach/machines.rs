@@ -65,13 +65,19 @@ fn unfit(tally: &mut Tally, _: &Scale) {
     let alpine = "printf 'ID=alpine\\nVERSION_ID=3.19\\nPRETTY_NAME=\"Alpine Linux v3.19\"\\n' >/tmp/os\n\
                   rm -f /etc/os-release; cp /tmp/os /etc/os-release\n\
                   printf '#!/bin/sh\\necho aarch64\\n' >/usr/local/bin/uname; chmod +x /usr/local/bin/uname\n";
+    let aged =
+        "printf '#!/bin/sh\\necho glibc 2.27\\n' >/usr/local/bin/getconf; chmod +x /usr/local/bin/getconf\n";
+    let shut = "rm -f /usr/bin/sudo; mount -t tmpfs tmpfs /home/ada; mkdir -p /home/ada/.ssh\n\
+                echo \"$KEY\" >/home/ada/.ssh/authorized_keys; mount -o remount,ro /home/ada\n";
     let bed = Bed::new(&[
         Special { prepare: alpine, ..Special::default() },
         Special { size: Some("60m"), ..Special::default() },
+        Special { prepare: aged, ..Special::default() },
+        Special { prepare: shut, ..Special::default() },
     ]);
-    let refused = |index: usize, more: &[&str], found: &[&str]| {
+    let refused_of = |user: &str, index: usize, more: &[&str], found: &[&str]| {
         let before = bed.machines[index - 1].written();
-        let ran = bed.attach(&place("root", index), more).code(1);
+        let ran = bed.attach(&place(user, index), more).code(1);
         assert!(ran.stderr.contains("SSH-103"), "{}", ran.stderr);
         for what in found {
             assert!(ran.stderr.contains(what), "no `{what}` in: {}", ran.stderr);
@@ -79,12 +85,17 @@ fn unfit(tally: &mut Tally, _: &Scale) {
         assert_eq!(bed.machines[index - 1].written(), before);
         assert_eq!(bed.machines[index - 1].sh("ls -A /var/tmp").stdout, "");
     };
+    let refused = |index, more: &[&str], found: &[&str]| refused_of("root", index, more, found);
     tally.case("another system, another processor, no controller", || {
         let words = ["--accept-new", "--controller", "https://10.77.0.2:7"];
         let found = ["Alpine Linux v3.19", "aarch64", "Connection refused"];
         refused(1, &words, &found);
     });
     tally.case("no room", || refused(2, &["--accept-new"], &["there is no room for it"]));
+    tally.case("an old C library", || refused(3, &["--accept-new"], &["2.27, and the programs need 2."]));
+    tally.case("no sudo, and a home that is read-only", || {
+        refused_of("ada", 4, &["--accept-new"], &["no sudo, and /home/ada is read-only"]);
+    });
 }
 
 fn failing(tally: &mut Tally, _: &Scale) {

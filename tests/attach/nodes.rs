@@ -29,6 +29,8 @@ fn whole(tally: &mut Tally, _: &Scale) {
     tally.case("attach", || {
         let ran = bed.attach(&root, &["--accept-new", "--label", "rack=7"]).ok();
         assert!(ran.stderr.contains("host1 is a node; it was seen"), "{}", ran.stderr);
+        // It has no container engine, which is told and stands in nobody's way.
+        assert!(ran.stderr.contains("docker"), "{}", ran.stderr);
         assert_eq!(bed.ready(), ["host1"]);
     });
     tally.notes.push(format!("attach {:.1} s", started.elapsed().as_secs_f64()));
