@@ -207,6 +207,7 @@ def main():
     what, row = ROWS[name]
     began, site = time.monotonic(), None
     tried, held = 1, 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         site = Site()
         tried, held = row(site)
