@@ -9,8 +9,7 @@
 //! some room on the disk: the outcomes of jobs are written there too, and matter more than their logs. The last pieces
 //! of a log that somebody follows stay in memory, [`Fresh`], so that a follower who keeps up reads no file.
 //!
-//! All file access blocks: it happens in [`Archive::blocking`], or where it is short in [`Archive::at_once`]. A log
-//! file is open while somebody holds it.
+//! All file access blocks: it happens in [`Archive::blocking`]. A log file is open while somebody holds it.
 
 mod fresh;
 
@@ -28,7 +27,6 @@ use agent_model::{Digest, JobId, ReplicaId, Stream, failpoint};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::fs::fstatvfs;
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 
 use self::fresh::Fresh;
@@ -125,17 +123,6 @@ impl Archive {
         work: impl FnOnce() -> Result<T, ArchiveError> + Send + 'static,
     ) -> Result<T, ArchiveError> {
         tokio::task::spawn_blocking(work).await.unwrap_or(Err(ArchiveError::Stopping))
-    }
-
-    /// Runs short file access on this thread: a line that somebody waits for takes no way over another one. Should it
-    /// block, the other tasks of this thread go on elsewhere.
-    pub(crate) async fn at_once<T: Send + 'static>(
-        work: impl FnOnce() -> Result<T, ArchiveError> + Send + 'static,
-    ) -> Result<T, ArchiveError> {
-        match Handle::current().runtime_flavor() {
-            RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
-            _ => Self::blocking(work).await,
-        }
     }
 
     /// The log file of one channel of a replica. Everybody who asks while one is held gets the same one.

@@ -28,8 +28,6 @@ const BATCH: usize = 4 * 1024 * 1024;
 const UNFORCED: usize = 64 * 1024 * 1024;
 /// Requests that are written and not answered, likewise.
 const UNANSWERED: usize = 1024;
-/// No more than this is written between other work, in bytes.
-const LINES: usize = 16 * 1024;
 /// Channels an append stream keeps open.
 const OPEN_LOG_FILES: usize = 64;
 /// Bytes in one message to a reader.
@@ -131,12 +129,8 @@ impl Intake {
             }
         }
         let bytes: usize = work.iter().map(|(request, ..)| request.data.len()).sum();
-        let work = move || Ok(write(work));
-        let written = match bytes {
-            0..=LINES => Archive::at_once(work).await,
-            _ => Archive::blocking(work).await,
-        };
-        self.written.add(written.map_err(Refusal::from)?, bytes);
+        let written = Archive::blocking(move || Ok(write(work))).await.map_err(Refusal::from)?;
+        self.written.add(written, bytes);
         self.written.log_files.iter().for_each(|log_file| log_file.tell());
         tokio::task::yield_now().await; // followers first
         Ok(())
