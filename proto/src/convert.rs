@@ -575,8 +575,8 @@ mod tests {
             ]
             .into(),
             output_names: [
-                ("m".into(), job::OutputName { name: "iris".into(), version: Some("3".into()) }),
-                ("s".into(), job::OutputName { name: "iris".into(), version: None }),
+                ("m".into(), job::OutputName { name: "iris".into(), version: None }),
+                ("s".into(), job::OutputName { name: "roses".into(), version: None }),
             ]
             .into(),
             outputs: [
@@ -627,6 +627,12 @@ mod tests {
     fn test_job_spec_round_trips() {
         let spec = full_job();
         assert_eq!(JobSpec::try_from(v1::JobSpec::from(spec.clone())).unwrap(), spec);
+        // A version is for a job that is no array.
+        let mut one = JobDraft { array: None, ..spec.into() };
+        one.output_names
+            .insert("m".into(), job::OutputName { name: "iris".into(), version: Some("3".into()) });
+        let one = one.validate().unwrap();
+        assert_eq!(JobSpec::try_from(v1::JobSpec::from(one.clone())).unwrap(), one);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use agent_model::Fault;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use nix::fcntl::{FcntlArg, fcntl};
+use rustix::pipe::fcntl_setpipe_size;
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -47,7 +47,7 @@ const LONGEST_LINE: usize = 64 * 1024;
 const MUCH: usize = 64 * 1024;
 
 /// The most that a pipe may hold for any user, in bytes.
-const WIDE: i32 = 1024 * 1024;
+const WIDE: usize = 1024 * 1024;
 
 /// The standard output and the standard error of the program.
 pub(crate) struct Output {
@@ -149,7 +149,7 @@ impl Output {
             }
             None => {
                 if bytes.len() >= MUCH && !std::mem::replace(&mut self.is_wide, true) {
-                    let _ = fcntl(io::stdout(), FcntlArg::F_SETPIPE_SZ(WIDE)); // it may be no pipe
+                    let _ = fcntl_setpipe_size(io::stdout(), WIDE); // it may be no pipe
                 }
                 write_out(bytes)
             }

@@ -35,6 +35,7 @@ pub const NAMES: &[&str] = &[
     "control.salvage.keep",
     "control.salvage.rename",
     "control.store.commit",
+    "control.store.suspect",
     "node.append.open",
     "node.append.send",
     "node.artifact.write",

@@ -508,7 +508,7 @@ async fn test_node_of_the_same_process_is_answered_and_refused_as_others_are() {
 async fn test_every_line_is_answered_and_followed_while_others_are_forced() {
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::start(dir.path()).await;
-    let mut node = Node::join(&rig, 1).await;
+    let mut node = Node::join(&rig, 2).await;
     for job in ["a", "b"] {
         rig.submit(job).await;
         node.ordered(&format!("{job}.1.0")).await;

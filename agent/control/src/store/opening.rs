@@ -144,7 +144,7 @@ pub(super) async fn open(path: &Path, archive: &Path, at_once: u64) -> Result<Op
     let looked = if is_empty && (archive.exists() || remembered.is_some()) {
         Looked::Damaged("it is empty".to_owned())
     } else {
-        look(path, if unchecked { Extent::Needed(remembered.as_ref()) } else { Extent::All }).await?
+        look(path, if unchecked { CheckScope::Needed(remembered.as_ref()) } else { CheckScope::All }).await?
     };
     let (writer, mut mended) = match looked {
         Looked::Whole(writer) => (writer, false),
@@ -173,7 +173,7 @@ pub(super) async fn open(path: &Path, archive: &Path, at_once: u64) -> Result<Op
 
 /// How much of the database is checked.
 #[derive(Clone, Copy)]
-enum Extent<'a> {
+enum CheckScope<'a> {
     All,
     /// What jobs depend on: documents, jobs that have not ended, and the latest that did. An index that lost an entry
     /// would hide a job, so there must be all that the second copy knows.
@@ -218,14 +218,14 @@ fn keep_log(path: &Path) -> Result<(), OpenStoreError> {
 }
 
 /// Opens and checks it.
-async fn look(path: &Path, extent: Extent<'_>) -> Result<Looked, OpenStoreError> {
+async fn look(path: &Path, scope: CheckScope<'_>) -> Result<Looked, OpenStoreError> {
     let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
     let writer = match connect(options(path)).await {
         Ok(writer) => writer,
         Err(error) if is_damage(&error) => return Ok(Looked::Damaged(words(&error))),
         Err(source) => return Err(cannot(source)),
     };
-    let problem = match check(&writer, path, extent).await {
+    let problem = match check(&writer, path, scope).await {
         Ok(()) => return Ok(Looked::Whole(writer)),
         Err(end) => end.problem(path),
     };
@@ -280,14 +280,14 @@ impl From<sqlx::Error> for CheckEnd {
     }
 }
 
-async fn check(writer: &SqlitePool, path: &Path, extent: Extent<'_>) -> Result<(), CheckEnd> {
+async fn check(writer: &SqlitePool, path: &Path, scope: CheckScope<'_>) -> Result<(), CheckEnd> {
     let found: i64 = sqlx::query_scalar("PRAGMA user_version").fetch_one(writer).await?;
     let (found, known) = (usize::try_from(found).unwrap_or(usize::MAX), VERSIONS.len());
     if found > known {
         return Err(CheckEnd::Refused(OpenStoreError::Newer { path: path.to_owned(), found, known }));
     }
-    match extent {
-        Extent::Needed(remembered) if found == known => {
+    match scope {
+        CheckScope::Needed(remembered) if found == known => {
             add_index(writer).await?;
             check_needed(writer, remembered).await
         }
@@ -418,7 +418,7 @@ async fn mend(path: &Path, problem: String, remembered: Remembered) -> Result<Sq
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(with_suffix(&fresh, suffix)); // of a start that was cut short
     }
-    match look(&fresh, Extent::All).await? {
+    match look(&fresh, CheckScope::All).await? {
         Looked::Whole(new) => new.close().await,
         Looked::Damaged(worse) => return Err(damaged(worse, None)),
     }
@@ -428,7 +428,7 @@ async fn mend(path: &Path, problem: String, remembered: Remembered) -> Result<Sq
         kept = ?recovery.kept, rows = recovery.rows, copied = recovery.copied, bad = recovery.bad,
         lost = ?recovery.lost, "rebuilt database of controller"
     );
-    match look(path, Extent::All).await? {
+    match look(path, CheckScope::All).await? {
         Looked::Whole(writer) => Ok(writer),
         Looked::Damaged(worse) => Err(damaged(worse, None)),
     }
