@@ -135,7 +135,10 @@ fn test_jobs_are_compared_by_the_packages_that_they_ran_with() {
     let of =
         |at: usize, key: &str| packages[at][key].as_str().map(|text| text.split('-').next().unwrap_or(""));
     assert_eq!(packages.len(), 2, "{packages:?}");
-    assert_eq!([of(0, "name"), of(0, "one"), of(0, "other")], [Some("tiny"), Some("1.0"), Some("2.0")]);
+    assert_eq!(
+        [of(0, "name"), of(0, "one"), of(0, "other")],
+        [Some("tiny"), Some("1.0 (conda, pyh_0)"), Some("2.0 (conda, pyh_0)")]
+    );
     assert_eq!(packages[1], json!({"part": "packages", "name": "tiny-two", "one": "1.0", "other": null}));
 }
 

@@ -166,7 +166,7 @@ mod tests {
         };
         let entries = [entry("outputs/best.json", 96), entry("outputs/model.bin", 1_200_000)];
         let mut job = ended();
-        job.named = ["3", ""].map(|version| named(version)).into();
+        job.named = ["3", ""].map(named).into();
         insta::assert_snapshot!(summary(&job, &Recorded::read(lines, &[]), &entries, PAPER), @r"
             train-1 Completed after 12 s, exit code 0
 
