@@ -374,8 +374,7 @@ async fn start_node(
     let (views, environments, inventory) = survey(&config, &shim, store.clone(), there).await?;
     let job_memory = usual_memory(&config, inventory.memory);
     let (tracking, serve) = tracking::start(&config, supervisor, &clock).await?;
-    let logs_go = near.map_or_else(|| ToController::Far(controller.clone()), ToController::Near);
-    let (telemetry, hub) = Telemetry::new(logs_go);
+    let (telemetry, hub) = Telemetry::new(ToController::new(near, &controller));
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
     let users = Users::new(&config, jobs.clone(), &found);

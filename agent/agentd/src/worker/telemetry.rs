@@ -199,9 +199,16 @@ impl Pending {
 #[derive(Clone)]
 pub(crate) enum ToController {
     /// To the controller of this process.
-    Near(LogIntake),
+    Near(Box<LogIntake>),
     /// To one at the other end of a channel.
     Far(Channel),
+}
+
+impl ToController {
+    /// The way to the controller of this process, if there is one, or else over the channel.
+    pub(crate) fn new(near: Option<LogIntake>, far: &Channel) -> ToController {
+        near.map_or_else(|| ToController::Far(far.clone()), |intake| ToController::Near(Box::new(intake)))
+    }
 }
 
 /// One `Append` stream.

@@ -30,13 +30,16 @@ async fn left(dir: &std::path::Path, rig: &Rig, job: &str, files: &[&str]) -> v1
 
 /// Runs a job to this end.
 async fn run(rig: &mut Rig, node: &mut Node, spec: v1::JobSpec, end: v1::Outcome) -> v1::Job {
-    let name = spec.name.clone();
-    rig.try_submit(&name, spec).await.unwrap();
-    let replica = format!("{name}.1.0");
-    node.ordered(&replica).await;
-    node.step(&replica, ReplicaStep::Uploading).await;
-    node.deliver(&replica, end).await.unwrap();
-    rig.ended(&name).await
+    Box::pin(async {
+        let name = spec.name.clone();
+        rig.try_submit(&name, spec).await.unwrap();
+        let replica = format!("{name}.1.0");
+        node.ordered(&replica).await;
+        node.step(&replica, ReplicaStep::Uploading).await;
+        node.deliver(&replica, end).await.unwrap();
+        rig.ended(&name).await
+    })
+    .await
 }
 
 /// What a name means, oldest first: the version and the data.
