@@ -311,16 +311,27 @@ fn damage(file: &std::path::Path, kind: u64, chance: u64) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// Every damage is repaired without the loss of a job, or does no harm at all.
-async fn survives_damage(file: &str, pristine: &std::path::Path, jobs: &[JobRecord], cases: u64) -> usize {
-    let (mut state, mut told) = (0x2545_f491_4f6c_dd1d_u64, 0);
-    for case in 0..cases {
+/// Copies of what a controller left, each with `file` damaged at another place; and what was done to them.
+fn damaged(
+    pristine: &std::path::Path,
+    file: &str,
+    cases: u64,
+) -> impl Iterator<Item = (String, tempfile::TempDir)> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    (0..cases).map(move |case| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let dir = tempfile::tempdir().unwrap();
         copy_files(pristine, dir.path());
         damage(&dir.path().join(file), case % 3, state >> 16);
         std::fs::create_dir(dir.path().join("archive")).unwrap();
-        let what = format!("{file}, case {case}, chance {}", state >> 16);
+        (format!("{file}, case {case}, chance {}", state >> 16), dir)
+    })
+}
+
+/// Every damage is repaired without the loss of a job, or does no harm at all.
+async fn survives_damage(file: &str, pristine: &std::path::Path, jobs: &[JobRecord], cases: u64) -> usize {
+    let mut told = 0;
+    for (what, dir) in damaged(pristine, file, cases) {
         let store = match open(dir.path()).await {
             Ok(store) => store,
             Err(OpenStoreError::Newer { .. }) => continue, // the version itself was hit
@@ -390,18 +401,12 @@ async fn test_damage_anywhere_in_a_long_history_hides_no_job() {
     let store = open(dir.path()).await.unwrap();
     filled(&store).await;
     store.close().await;
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    for case in 0..60 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let copy = tempfile::tempdir().unwrap();
-        copy_files(dir.path(), copy.path());
-        damage(&copy.path().join("db"), case % 3, state >> 16);
-        std::fs::create_dir(copy.path().join("archive")).unwrap();
+    for (what, copy) in damaged(dir.path(), "db", 60) {
         let store = match open_large(copy.path()).await {
             Err(OpenStoreError::Newer { .. }) => continue,
             store => store.unwrap(),
         };
-        assert_eq!(store.load().await.unwrap().jobs.len(), 30, "case {case}");
+        assert_eq!(store.load().await.unwrap().jobs.len(), 30, "{what}");
         store.close().await;
     }
 }
