@@ -14,11 +14,11 @@ PROJECT = Path("/root/project")
 ENDED = ("Completed", "Failed", "Canceled")
 
 
-def ran(*command, ok=True, **more):
+def ran(*command, ok=True, limit=SOON, **more):
     """Runs a command to its end, which must be good unless the caller looks at it."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, **more)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, **more)
     if ok and done.returncode != 0:
-        raise AssertionError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
+        raise AssertionError(f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}{done.stderr}")
     return done
 
 

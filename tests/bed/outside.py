@@ -20,20 +20,17 @@ import threading
 import time
 from pathlib import Path
 
+import box
+from box import tell
+
 WORK, PACKAGES = (Path(argument).resolve() for argument in sys.argv[1:3])
 GATEWAY = "10.0.2.2"  # how the emulator's network calls this machine
 BOOT = 1500  # seconds; the first boot makes keys, and an emulated machine is slow
 # Where the machine itself writes at any time. Attach has nothing there.
 ITS_OWN = ("proc", "sys", "dev", "run", "tmp", "var/log", "var/lib/systemd", "var/cache", "var/lib/cloud", "home/ada/.cache")
+ran = functools.partial(box.ran, limit=300)
 # A user of another machine has no account on this one, so his job has a number of its own, and its own group.
 JOB = re.compile(r"20000\d{5} on bed\n0::/agent\.slice/agent-jobs\.slice/agent-job-\S+\n")
-
-
-def ran(*command, ok=True, limit=300, **more):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, **more)
-    if ok and done.returncode != 0:
-        raise AssertionError(f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}{done.stderr}")
-    return done
 
 
 def eventually(what, ready, limit=300):
@@ -44,12 +41,6 @@ def eventually(what, ready, limit=300):
             return value
         time.sleep(1)
     raise AssertionError(f"after {limit} s still waiting: {what}")
-
-
-def tell(name, found, due, story=""):
-    if found != due:
-        print(f"  {name}: {found!r} where {due!r} was due\n{story}", flush=True)
-    return int(found == due)
 
 
 def free_port():
