@@ -30,6 +30,7 @@ pub use groups::Groups;
 pub use places::{GroupPlace, places};
 
 use crate::record::Limits;
+use crate::sys::Entrances;
 
 /// The name of a scope that holds one job: this, the replica and the instance, and `.scope`.
 pub const SCOPE_PREFIX: &str = "agent-job-";
@@ -50,6 +51,18 @@ pub enum Containment {
     ProcessGroup,
     /// A container of which the shim is the first process.
     Container,
+}
+
+impl Containment {
+    /// What groups at all these places give.
+    pub fn of(places: &[GroupPlace]) -> Containment {
+        match places {
+            [] => Containment::ProcessGroup,
+            places if places.iter().any(|place| place.scope) => Containment::Scope,
+            [GroupPlace { v2: true, .. }] => Containment::V2,
+            _ => Containment::V1,
+        }
+    }
 }
 
 impl std::fmt::Display for Containment {
@@ -75,8 +88,8 @@ pub struct Made {
     pub limits: Limits,
     /// The limits that were asked for and are not, each with the reason.
     pub unmet: Vec<String>,
-    /// Open files by which a process enters each group: it writes `0`.
-    pub procs_files: Vec<OwnedFd>,
+    /// How a process is started in them.
+    pub entrances: Entrances,
 }
 
 /// The name of the groups of one run. The instance makes it unique, the replica is for people.
@@ -92,21 +105,24 @@ pub fn paths(places: &[GroupPlace], name: &str) -> Vec<PathBuf> {
 /// Makes the groups called `name` at `places` and sets their limits. What cannot be made is left out.
 pub fn make(places: &[GroupPlace], name: &str, limits: Limits) -> Made {
     let mut made = Vec::new();
-    let mut procs_files = Vec::new();
+    let mut entrances = Entrances::default();
     for place in places {
         if place.v2 {
             open_to_children(place);
         }
-        match make_one(&place.parent.join(name)) {
-            Ok(file) => {
-                made.push(place);
-                procs_files.push(OwnedFd::from(file));
+        match make_one(&place.parent.join(name), place.v2) {
+            Ok(entrance) => {
+                made.push(place.clone());
+                match place.v2 {
+                    true => entrances.birth = Some(entrance),
+                    false => entrances.files.push(entrance),
+                }
             }
             Err(_) => drop(fs::remove_dir(place.parent.join(name))), // read-only, not ours, or out of groups
         }
     }
     let groups = Groups::new(made.iter().map(|place| place.parent.join(name)).collect());
-    let containment = containment_of(&made);
+    let containment = Containment::of(&made);
     let mut unmet = Vec::new();
     let mut set = |what: &str, limit: Option<u64>, by: fn(&Path, u64) -> io::Result<()>| {
         let limit = limit?;
@@ -122,7 +138,7 @@ pub fn make(places: &[GroupPlace], name: &str, limits: Limits) -> Made {
         memory: set("memory", limits.memory, limit_memory),
         pids: set("pids", limits.pids.map(|limit| limit.min(half_of_all_pids())), limit_pids),
     };
-    Made { groups, containment, limits, unmet, procs_files }
+    Made { groups, containment, limits, unmet, entrances }
 }
 
 /// The groups of the container this process is in, as they are seen from inside: all hierarchies that count or limit
@@ -169,7 +185,8 @@ pub fn sweep(parent: &Path, age: Duration) -> usize {
     left.map(|path| Groups::new(vec![path])).filter(|group| group.is_empty() && group.remove()).count()
 }
 
-fn make_one(group: &Path) -> io::Result<File> {
+/// Makes a group, and opens what a process enters it by: its directory, or the file of its threads.
+fn make_one(group: &Path, v2: bool) -> io::Result<OwnedFd> {
     failpoint::hit("shim.cgroup.make")?;
     match fs::create_dir(group) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -177,16 +194,8 @@ fn make_one(group: &Path) -> io::Result<File> {
     }
     // Programs of other users read their memory limit there. The supervisor's own files are closed to all.
     fs::set_permissions(group, fs::Permissions::from_mode(0o755))?;
-    File::options().write(true).open(group.join("cgroup.procs"))
-}
-
-fn containment_of(made: &[&GroupPlace]) -> Containment {
-    match made {
-        [] => Containment::ProcessGroup,
-        made if made.iter().any(|place| place.scope) => Containment::Scope,
-        [GroupPlace { v2: true, .. }] => Containment::V2,
-        _ => Containment::V1,
-    }
+    let entrance = if v2 { File::open(group) } else { File::options().write(true).open(group.join("tasks")) };
+    Ok(entrance?.into())
 }
 
 /// Lets groups below a group of version 2 have its controllers. A group that is a scope of our own is

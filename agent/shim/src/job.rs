@@ -28,7 +28,7 @@ pub(crate) struct Started {
     pub(crate) capacity: usize,
 }
 
-/// Marks the job as started, and executes the command in the groups of `procs_files`; `folder` is the job's
+/// Marks the job as started, and executes the command in these groups; `folder` is the job's
 /// part of the directory, as the job finds it. The attendant is started beside it, with `attends` as its socket. After
 /// an error it must not be tried again.
 pub(crate) fn start(
@@ -36,7 +36,7 @@ pub(crate) fn start(
     folder: &Path,
     launch: &Launch,
     instance: &str,
-    procs_files: Vec<OwnedFd>,
+    groups: &sys::Entrances,
     attends: Option<OwnedFd>,
 ) -> Result<Started, NotStarted> {
     let failed = |step: &str| {
@@ -74,15 +74,14 @@ pub(crate) fn start(
     // The view of another user's job is that of this process.
     let view = launch.view.clone().filter(|view| view.state.is_some()).map(|view| (view, cwd));
     let beside = attends.and_then(|socket| attendant(&command, socket).ok());
-    sys::start_as_job(&mut command, launch.user.clone(), procs_files, launch.container, view, beside);
-    match failpoint::hit("shim.exec").and_then(|()| command.spawn()) {
-        Ok(child) => Ok(Started { pid: child.id() as i32, output, capacity }),
+    sys::start_as_job(&mut command, launch.user.clone(), launch.container, view, beside);
+    match failpoint::hit("shim.exec").and_then(|()| sys::spawn_in(groups, &mut command)) {
+        Ok(pid) => Ok(Started { pid, output, capacity }),
         Err(error) if let Some((step, os_error)) = sys::failed_before(&error) => {
             Err(NotStarted::Setup { step: step.to_owned(), os_error })
         }
         Err(error) => Err(NotStarted::Exec {
             program: program.clone(),
-            // An argument or a variable that holds a NUL byte never reaches the system.
             os_error: error.raw_os_error().unwrap_or(nix::libc::EINVAL),
         }),
     }

@@ -283,8 +283,8 @@ impl Supervisor<'_> {
             self.life.lease_over = true;
             return self.over(End::NeverStarted(NotStarted::LeaseOver));
         }
-        let procs_files = match self.contain() {
-            Ok(procs_files) => procs_files,
+        let groups = match self.contain() {
+            Ok(groups) => groups,
             Err(error) => {
                 self.notes.error(&error);
                 let step = error.to_string();
@@ -294,7 +294,7 @@ impl Supervisor<'_> {
         self.hide();
         self.life.started_at = Some(SystemClock.now());
         let (attendant, attends) = Attendant::prepare().ok().unzip();
-        match job::start(&self.dir, &self.folder, &self.launch, &self.hello.instance, procs_files, attends) {
+        match job::start(&self.dir, &self.folder, &self.launch, &self.hello.instance, &groups, attends) {
             Ok(started) => {
                 let attendant = attendant.ok_or(io::ErrorKind::Other.into()).and_then(Attendant::started);
                 self.attendant = attendant.unwrap_or_else(|error| {
@@ -332,13 +332,15 @@ impl Supervisor<'_> {
     }
 
     /// Makes the job's control groups, and records them before: a daemon that finds this shim dead must know them.
-    fn contain(&mut self) -> Result<Vec<OwnedFd>, WriteError> {
+    fn contain(&mut self) -> Result<sys::Entrances, WriteError> {
         if self.launch.container {
             return self.contained();
         }
         let places = cgroup::places(&self.launch.cgroup.clone().unwrap_or_default());
         let name = cgroup::name_of(&self.hello.replica, &self.hello.instance);
         self.hello.groups = cgroup::paths(&places, &name);
+        self.hello.containment = Containment::of(&places).to_string();
+        self.hello.kills = KillCount::beside(&places);
         self.dir.write_hello(&self.hello)?;
         let made = cgroup::make(&places, &name, self.launch.limits);
         self.notes.say(format_args!("contained by {}", made.containment));
@@ -349,16 +351,19 @@ impl Supervisor<'_> {
         self.life.limits = made.limits;
         self.life.limits_unmet = made.unmet;
         self.tree = Tree::new(made.groups);
+        let foreseen = self.hello.clone();
         self.hello.containment = made.containment.to_string();
         self.hello.kills = KillCount::beside(&places);
-        if let Err(error) = self.dir.write_hello(&self.hello) {
+        if self.hello != foreseen
+            && let Err(error) = self.dir.write_hello(&self.hello)
+        {
             self.notes.error(&error); // what matters is in the first
         }
-        Ok(made.procs_files)
+        Ok(made.entrances)
     }
 
     /// The container keeps the job together, and its limits are those of the job: they exist, and are only read.
-    fn contained(&mut self) -> Result<Vec<OwnedFd>, WriteError> {
+    fn contained(&mut self) -> Result<sys::Entrances, WriteError> {
         let groups = cgroup::of_container();
         let (limits, unmet) = cgroup::limits_of(&groups, self.launch.limits);
         for unmet in &unmet {
@@ -368,7 +373,7 @@ impl Supervisor<'_> {
         (self.life.limits, self.life.limits_unmet) = (limits, unmet);
         self.hello.containment = Containment::Container.to_string();
         self.dir.write_hello(&self.hello)?;
-        Ok(Vec::new())
+        Ok(sys::Entrances::default())
     }
 
     /// Somebody ends the surroundings of the shim: its scope, its container, the machine. That is no order to cancel

@@ -54,10 +54,10 @@ fn test_limit_that_does_not_take_effect_is_told() {
     let limits = Limits { memory: Some(1 << 20), pids: Some(7) };
     // There is no kernel behind these files: a group without any of them, then one that rounds.
     fs::create_dir(root.path().join("g")).unwrap();
-    fs::write(root.path().join("g/cgroup.procs"), "").unwrap();
+    fs::write(root.path().join("g/tasks"), "").unwrap();
     fs::write(root.path().join("g/pids.max"), "0").unwrap();
     let made = make(&[place], "g", limits);
-    assert_eq!((made.containment, made.procs_files.len()), (Containment::V1, 1));
+    assert_eq!((made.containment, made.entrances.files.len()), (Containment::V1, 1));
     assert_eq!(made.limits, Limits { memory: None, pids: Some(7) });
     assert_eq!(made.unmet, ["memory 1048576: no control group here can limit it"]);
     fs::write(root.path().join("g/pids.max"), "99").unwrap();
