@@ -226,18 +226,17 @@ impl JobDir {
         self.log_dir().join(stream.file_name())
     }
 
-    /// Makes the directory and every folder in it; those that exist are left as they are.
+    /// Makes the directory, the job's folder and that of the logs; those that exist are left as they are. Whoever needs
+    /// another folder makes it.
     pub fn create(&self) -> Result<(), CreateError> {
-        let folders = [self.work(), self.inputs(), self.out(), self.artifacts()];
-        let make = |path: &Path, mode| {
+        let make = |path: &Path| {
             fs::DirBuilder::new()
                 .recursive(true)
-                .mode(mode)
+                .mode(0o700)
                 .create(path)
                 .map_err(|source| CreateError { path: path.to_owned(), source })
         };
-        [&self.path, &self.data, &self.log_dir()].into_iter().try_for_each(|path| make(path, 0o700))?;
-        folders.iter().try_for_each(|folder| make(folder, 0o755))
+        [&self.path, &self.data, &self.log_dir()].into_iter().try_for_each(|path| make(path))
     }
 
     /// What to run; `None` when nothing was asked for yet.

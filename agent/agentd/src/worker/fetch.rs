@@ -91,7 +91,10 @@ pub(crate) async fn lay_out(
     fetching: &Fetching,
 ) -> Result<Vec<(Digest, Laid)>, FetchError> {
     let (empty, names) = (dir.clone(), job.outputs.keys().cloned().collect::<Vec<_>>());
-    blocking(dir.path(), move || clear(&empty, &names)).await?;
+    let reads = job.inputs.values().any(|input| !matches!(input, Input::Literal(_)));
+    // The folder of the code comes with it.
+    let needed = [(dir.work(), job.code.is_none()), (dir.inputs(), reads), (dir.out(), !names.is_empty())];
+    blocking(dir.path(), move || clear(&empty, &needed, &names)).await?;
     let (owner, mut trees) = (user.and_then(owner), Vec::new());
     let lay = async |what: String, root: Digest, to: &Path| {
         let counter = fetching.begin(what);
@@ -209,7 +212,7 @@ pub(crate) async fn settle(dir: &JobDir, user: Option<JobUser>, all: bool) -> Re
         let Some(user) = user else { return Ok(()) };
         if all {
             finish(&dir, Some(&user))?;
-            [dir.work(), dir.inputs(), dir.out()].iter().try_for_each(|folder| own(folder, &user))?;
+            folders(&dir).iter().try_for_each(|folder| own(folder, &user))?;
         }
         own(&dir.home(), &user)
     };
@@ -223,28 +226,33 @@ pub(crate) const USUAL_BASE: &str = "AGENTD_USER_BASE";
 const USUAL_SITE: &str = "import os, site, sys; d = os.environ.get('AGENTD_USER_BASE', '') + \
     '/lib/python%d.%d/site-packages' % sys.version_info[:2]; os.path.isdir(d) and site.addsitedir(d)\n";
 
-/// Makes what the job needs to install packages for itself: an empty layer for its environment, if it gets one, and the
-/// directory for packages outside of it, for this version of `python`.
+/// Makes what the job needs to install packages for itself: an empty layer for its environment, if it gets one, and for
+/// this version of `python` the directory for packages outside of it: where it has no layer, so that what is installed
+/// can be imported at once, and where its user has packages of their own, `usual`, that it must find.
 pub(crate) async fn make_layers(
     dir: &JobDir,
     user: Option<JobUser>,
     layered: bool,
     python: Option<&str>,
+    usual: Option<&str>,
 ) -> Result<(), FetchError> {
     let (path, dir) = (dir.layer(), dir.clone());
-    let site = python.and_then(|version| {
+    let packages = python.and_then(|version| {
         let minor: Vec<&str> = version.splitn(3, '.').take(2).collect();
-        (minor.len() == 2)
-            .then(|| dir.user_base().join(format!("lib/python{}/site-packages", minor.join("."))))
+        (minor.len() == 2).then(|| format!("lib/python{}/site-packages", minor.join(".")))
     });
+    let usual = packages.as_ref().zip(usual).map(|(packages, usual)| Path::new(usual).join(packages));
     let make = move || {
         let own = |path: &Path| user.as_ref().map_or(Ok(()), |user| own(path, user));
         if layered {
             agent_spawn::remove_tree(&dir.layer())?;
             own(&agent_shim::view::make_layer(&dir.layer())?)?;
         }
-        let Some(site) = site else { return Ok(()) };
         agent_spawn::remove_tree(&dir.user_base())?;
+        // Of a user whose files this process may not see it cannot tell.
+        let has_usual = usual.is_some_and(|usual| usual.try_exists().unwrap_or(true));
+        let Some(packages) = packages.filter(|_| !layered || has_usual) else { return Ok(()) };
+        let site = dir.user_base().join(packages);
         std::fs::create_dir_all(&site)?;
         std::fs::write(site.join("user.pth"), USUAL_SITE)?;
         own(&dir.user_base())
@@ -252,17 +260,24 @@ pub(crate) async fn make_layers(
     blocking(&path, make).await
 }
 
-/// Makes empty folders for code, inputs and outputs, which no other user can access.
-fn clear(dir: &JobDir, outputs: &[String]) -> io::Result<()> {
+/// Removes the folders of the job, and makes those that are needed empty, which no other user can access.
+fn clear(dir: &JobDir, folders: &[(PathBuf, bool)], outputs: &[String]) -> io::Result<()> {
     for part in [dir.path(), dir.data()] {
         std::fs::create_dir_all(part)?;
         std::fs::set_permissions(part, std::fs::Permissions::from_mode(0o700))?;
     }
-    for folder in [dir.work(), dir.inputs(), dir.out()] {
-        agent_spawn::remove_tree(&folder)?;
-        std::fs::create_dir_all(&folder)?;
+    for (folder, is_needed) in folders {
+        agent_spawn::remove_tree(folder)?;
+        if *is_needed {
+            std::fs::create_dir(folder)?;
+        }
     }
-    outputs.iter().try_for_each(|name| std::fs::create_dir_all(dir.out().join(name)))
+    outputs.iter().try_for_each(|name| std::fs::create_dir(dir.out().join(name)))
+}
+
+/// The folders with the job's files, each made only for a job that needs it.
+fn folders(dir: &JobDir) -> Vec<PathBuf> {
+    [dir.work(), dir.inputs(), dir.out()].into_iter().filter(|folder| folder.exists()).collect()
 }
 
 /// Makes the folders that every command may write to, and sets their owner; without a helper the trees already have
@@ -282,17 +297,19 @@ fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
     let Some(user) = user else { return Ok(()) };
     let (uid, gid) = (Some(user.uid), Some(user.gid));
     if agent_spawn::has_helper() {
-        [dir.work(), dir.inputs()].iter().try_for_each(|folder| own(folder, user))?;
+        folders(dir).iter().try_for_each(|folder| own(folder, user))?;
         // Only the job's user and the daemon's, which keeps appending to it, have access to its directory.
         rustix::fs::fchmod(&tracking, Mode::from_raw_mode(0o666))?;
     } else {
         // Trees already have their owner; these folders may still belong to the daemon, and are empty then.
-        for folder in [&dir.work(), &dir.inputs()].into_iter().chain(&written) {
+        for folder in folders(dir).iter().chain(&written) {
             fchown(agent_fs::open_directory(folder)?, uid, gid)?;
         }
         fchown(&tracking, uid, gid)?;
+        if dir.out().exists() {
+            own(&dir.out(), user)?; // with one folder for each output
+        }
     }
-    own(&dir.out(), user)?;
     make_own(dir, user)?;
     // Access to the directories above the job's files.
     [dir.data(), dir.path()].into_iter().try_for_each(|part| let_pass(part, user))

@@ -53,6 +53,7 @@ impl<'a> Case<'a> {
         let keep = tempfile::tempdir().unwrap();
         let dir = JobDir::new(keep.path().join("d".repeat(120)).join("train.1.0"));
         dir.create().unwrap();
+        std::fs::create_dir(dir.work()).unwrap();
         Case { executor: subject.executor, dir, _keep: keep }
     }
 

@@ -60,6 +60,7 @@ impl Bench {
         // Longer than a socket address can be.
         let dir = JobDir::new(keep.path().join("d".repeat(120)).join("train.1.0"));
         dir.create().unwrap();
+        std::fs::create_dir(dir.work()).unwrap();
         Bench { dir, executor: local(shim()), _keep: keep }
     }
 

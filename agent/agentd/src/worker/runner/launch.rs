@@ -58,7 +58,9 @@ impl<J: Journal> Runner<J> {
             or_end(self.give_home(user).await)?;
         } else {
             let python = Some(environment.python_version()).filter(|_| self.worker.config.jobs.view);
-            let made = fetch::make_layers(&self.dir, user, launch.view.is_some(), python).await;
+            let layered = launch.view.as_ref().is_some_and(|view| view.environment.is_some());
+            let usual = launch.env.get(fetch::USUAL_BASE).map(String::as_str);
+            let made = fetch::make_layers(&self.dir, user, layered, python, usual).await;
             or_end(made.map_err(|error| faults::fetch(&error, false)))?;
         }
         self.start(launch, container_spec.as_ref()).await

@@ -129,6 +129,7 @@ impl Case {
         let keep = tempfile::tempdir().unwrap();
         let dir = JobDir::new(keep.path().join("d".repeat(120)).join(&replica));
         dir.create().unwrap();
+        std::fs::create_dir(dir.work()).unwrap();
         if own_user().is_some() {
             chown(dir.data(), None, Some(NOBODY.gid)).unwrap();
             fs::set_permissions(dir.data(), fs::Permissions::from_mode(0o710)).unwrap();
