@@ -84,6 +84,9 @@ where
     {
         done.push(work(item, &mut items)?);
     }
+    if items.is_empty() {
+        return Ok(done);
+    }
     let (left, news) = (Mutex::new(Left { items, busy: 0, waiting: 0 }), Condvar::new());
     let run = || {
         let (mut done, mut found) = (Vec::new(), Vec::new());

@@ -89,9 +89,7 @@ impl Intake {
             self.stream.append(b"\n", Instant::now());
         }
         self.stream.finish();
-        if !self.stream.is_empty() {
-            self.stream.sync();
-        }
+        self.stream.sync();
     }
 
     fn take_at(&mut self, at: Option<Instant>) -> bool {

@@ -105,8 +105,9 @@ impl Running {
         let mut follower = JoinSet::new();
         let of = dir.clone();
         follower.spawn(async move {
-            follow(&of, connection, &progress_to).await;
-            progress_to.send_replace(written(&of));
+            if !follow(&of, connection, &progress_to).await {
+                progress_to.send_replace(written(&of));
+            }
             ended_to.send_replace(true);
             drop(progress_to);
             if let Some(mut child) = child
@@ -175,25 +176,29 @@ impl Running {
                     let lost = clear_lost(&self.dir).await?;
                     return Err(WaitError::Lost { dir: self.dir.path().to_owned(), lost });
                 }
-                JobTrace::Live(connection) => follow(&self.dir, connection, &watch::Sender::default()).await,
+                JobTrace::Live(connection) => {
+                    follow(&self.dir, connection, &watch::Sender::default()).await;
+                }
             }
         }
     }
 }
 
-/// Publishes progress until the job has ended. Reconnects if the connection breaks while the shim lives.
-async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Sender<Progress>) {
+/// Publishes progress until the job has ended. Reconnects if the connection breaks while the shim lives. Returns whether
+/// what was published last is all that there is.
+async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Sender<Progress>) -> bool {
     loop {
-        if let Err(error) = listen(&mut connection, progress).await {
-            tracing::debug!(dir = %dir.path().display(), %error, "lost connection to supervisor");
-        } else {
-            return;
+        match listen(&mut connection, progress).await {
+            Ok(is_told) => return is_told,
+            Err(error) => {
+                tracing::debug!(dir = %dir.path().display(), %error, "lost connection to supervisor")
+            }
         }
         connection = loop {
             match look(dir).await {
                 Ok(JobTrace::Live(connection)) => break connection,
-                Ok(_) => return,
-                Err(ReattachError::Record(_)) => return, // the caller of `wait` gets the same error and reports it
+                Ok(_) => return false,
+                Err(ReattachError::Record(_)) => return false, // the caller of `wait` gets the same error and reports it
                 Err(error) => {
                     tracing::warn!(dir = %dir.path().display(), %error, "lost sight of job: looking again");
                 }
@@ -203,15 +208,18 @@ async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Send
     }
 }
 
-/// `Ok` when the shim reported that the job has ended.
-async fn listen(connection: &mut Connection, progress: &watch::Sender<Progress>) -> io::Result<()> {
+/// `Ok` when the shim reported that the job has ended, with whether it reported before how much there is: it does to
+/// whoever watches, which it may not know of this connection yet.
+async fn listen(connection: &mut Connection, progress: &watch::Sender<Progress>) -> io::Result<bool> {
     connection.send(&Request::Watch).await?;
+    let mut is_told = false;
     loop {
         match connection.next().await? {
             Some(Event::Progress(now)) => {
+                is_told = true;
                 progress.send_if_modified(|last| std::mem::replace(last, now) != now);
             }
-            Some(Event::Ended) => return Ok(()),
+            Some(Event::Ended) => return Ok(is_told),
             Some(_) => {}
             None => return Err(io::ErrorKind::UnexpectedEof.into()),
         }

@@ -219,8 +219,11 @@ impl Writer {
     }
 
     /// Makes the log durable. An error is final for its file: the system does not write later what it has
-    /// dropped, and another flush would only report success.
+    /// dropped, and another flush would only report success. An empty one has nothing that a power cut could take.
     pub fn sync(&mut self) {
+        if self.is_empty() {
+            return;
+        }
         self.forget_trimmed();
         let force = |start: &u64| -> io::Result<()> {
             failpoint::hit("shim.log.sync")?;
