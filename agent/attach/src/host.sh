@@ -275,8 +275,11 @@ place() {
     [ -z "${LISTENS:-}" ] || tunnel >"$LIBRARY/tunnel.sh" || fail "cannot write $LIBRARY/tunnel.sh"
     make_tree "$STATE"
     chmod 711 "$STATE"
+    [ "$MODE" = user ] || make_tree /run/agentd
     case $SERVICE in
         systemd)
+            # systemd makes it where it is missing, and leaves it.
+            make_dir /etc/agentd
             own "$UNITS/agentd.service"
             own "$UNITS/agent-jobs.slice"
             unit | sed "s#^ExecStart=.*#ExecStart=$PREFIX/bin/agentd run#" >"$UNITS/agentd.service.new" &&
@@ -418,7 +421,7 @@ start() {
         plain)
             if ! running; then
                 stop
-                [ $MODE = user ] || [ -d /run/agentd ] || { note tree /run/agentd && mkdir /run/agentd; }
+                [ "$MODE" = user ] || mkdir -p /run/agentd # it does not outlive a restart of the machine
                 # shellcheck disable=SC2046
                 setsid "$PREFIX/bin/agentd" run $(as_user) >>"$STATE/agentd.log" 2>&1 9>&- &
             fi
