@@ -584,6 +584,15 @@ pub fn ask_for_oom_protection() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-998")
 }
 
+/// Gives memory that was freed back to the kernel. The allocator keeps it otherwise, in one arena for each processor.
+pub fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no pointer is passed, and other threads may go on.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// What the children of this process are doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Children {
@@ -625,6 +634,23 @@ mod tests {
     use nix::unistd::Pid;
 
     use super::*;
+
+    #[test]
+    #[cfg(target_env = "gnu")]
+    fn test_memory_is_given_back() {
+        let resident = || {
+            let pages = fs::read_to_string("/proc/self/statm").unwrap();
+            pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+        };
+        let mut blocks: Vec<Vec<u8>> = (0..100_000).map(|_| vec![1; 1000]).collect();
+        let last = blocks.pop(); // in use, after all that is free
+        drop(blocks);
+        let before = resident();
+        give_memory_back();
+        let given = before.saturating_sub(resident());
+        assert!(given > 50 << 20, "{given} bytes of 100 MB");
+        drop(last);
+    }
 
     #[test]
     fn test_where_no_process_can_be_born_it_moves_itself_and_errors_come_back() {

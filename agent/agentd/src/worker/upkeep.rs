@@ -14,6 +14,7 @@ use agent_model::disk::Pressure;
 use agent_model::failpoint;
 use agent_model::node::{Finding, Inventory};
 use agent_node::ProbeConfig;
+use agent_shim::sys;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -98,6 +99,8 @@ impl Upkeep {
             if swept > 0 {
                 info!(swept, "removed control groups that nobody would");
             }
+            // After a large directory or many jobs that is tens of megabytes.
+            sys::give_memory_back();
         }
         let mut found = match depth {
             Depth::Whole => agent_node::probe(&self.probe),
