@@ -220,8 +220,7 @@ mod tests {
     }
 
     /// An engine that answers for as long as it is polled, and counts connections.
-    async fn engine(socket: &std::path::Path, came: &watch::Sender<u32>) {
-        let listener = tokio::net::UnixListener::bind(socket).unwrap();
+    async fn engine(listener: tokio::net::UnixListener, came: &watch::Sender<u32>) {
         let mut connections = tokio::task::JoinSet::new();
         loop {
             let (mut connection, _) = listener.accept().await.unwrap();
@@ -253,7 +252,8 @@ mod tests {
             labels,
         };
         let came = watch::Sender::new(0);
-        let lives = engine(&probe.docker, &came);
+        // It listens before it is asked.
+        let lives = engine(tokio::net::UnixListener::bind(&probe.docker).unwrap(), &came);
         let mut lives = Box::pin(lives);
         let look = probe.clone();
         let inventory = tokio::select! {
