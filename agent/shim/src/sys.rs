@@ -3,6 +3,8 @@
 //! Each function is safe to call: it takes owned or borrowed descriptors, passes no pointer that outlives
 //! the call, and what runs between fork and exec is async-signal-safe.
 
+mod spawn;
+
 use std::ffi::{CStr, CString};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -17,6 +19,7 @@ use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocma
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use nix::unistd::{Gid, Uid};
 
+pub use self::spawn::{Entrances, spawn_in};
 use crate::record::User;
 use crate::session::TerminalSize;
 use crate::view::{self, View};
@@ -205,78 +208,6 @@ pub fn set_terminal_size(terminal: BorrowedFd<'_>, size: TerminalSize) -> io::Re
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// The control groups that a process is in from its start on.
-#[derive(Debug, Default)]
-pub struct Entrances {
-    /// The directory of a group of version 2, in which it is born.
-    pub birth: Option<OwnedFd>,
-    /// Files of other groups: a thread that writes `0` is in.
-    pub files: Vec<OwnedFd>,
-}
-
-/// Starts `command` in these groups, and returns its number; for a process of one thread, whose child it is. To move a
-/// process, the kernel waits until nobody on the machine forks, which takes 5 to 15 ms. A process that is born in a
-/// group, or one thread that moves itself, waits for nobody.
-pub fn spawn_in(groups: &Entrances, command: &mut Command) -> io::Result<i32> {
-    let (mut outcome, tells) = io::pipe()?;
-    let born = groups.birth.as_ref().and_then(|group| fork_into(group.as_fd()).ok());
-    let child = match born {
-        Some(child) => child,
-        // SAFETY: one thread, so the child may do what this process may.
-        None => match unsafe { nix::unistd::fork()? } {
-            nix::unistd::ForkResult::Child => 0,
-            nix::unistd::ForkResult::Parent { child } => child.as_raw(),
-        },
-    };
-    if child == 0 {
-        let birth = groups.birth.as_ref().filter(|_| born.is_none());
-        let error = match enter(birth, &groups.files) {
-            Ok(()) => command.exec(),
-            Err(error) => told_as(NOT_ENTERED, &error),
-        };
-        // An argument or a variable that holds a NUL byte never reaches the system.
-        let number = error.raw_os_error().unwrap_or(libc::EINVAL);
-        let _ = io::Write::write_all(&mut &tells, &number.to_ne_bytes());
-        // SAFETY: ends this process without running anything of its parent.
-        unsafe { libc::_exit(127) }
-    }
-    drop(tells);
-    let mut number = [0; 4];
-    match io::Read::read_exact(&mut outcome, &mut number) {
-        Ok(()) => {
-            let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(child), None); // it ends at once
-            Err(io::Error::from_raw_os_error(i32::from_ne_bytes(number)))
-        }
-        Err(_) => Ok(child), // the pipe was closed when the program was executed
-    }
-}
-
-/// Of the flags of `clone3`; the type that `libc` has it in is too narrow.
-const CLONE_INTO_CGROUP: u64 = 1 << 33;
-
-/// Forks into a group of version 2; 0 is the child. Fails before Linux 5.7, and where a filter forbids it.
-fn fork_into(group: BorrowedFd<'_>) -> io::Result<i32> {
-    // SAFETY: all zeroes is what the call takes for "nothing".
-    let mut order: libc::clone_args = unsafe { std::mem::zeroed() };
-    order.flags = CLONE_INTO_CGROUP;
-    order.exit_signal = libc::SIGCHLD as u64;
-    order.cgroup = u64::try_from(group.as_raw_fd()).unwrap_or(u64::MAX);
-    // SAFETY: like a fork of a process of one thread; the pointer is to a local of the stated size.
-    let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const order, size_of::<libc::clone_args>()) };
-    if child < 0 { Err(io::Error::last_os_error()) } else { Ok(child as i32) }
-}
-
-/// Moves this process, which has one thread.
-fn enter(group: Option<&OwnedFd>, files: &[OwnedFd]) -> io::Result<()> {
-    use nix::fcntl::{OFlag, openat};
-    let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
-    let procs = group.map(|group| openat(group, "cgroup.procs", flags, nix::sys::stat::Mode::empty()));
-    for file in procs.transpose()?.iter().chain(files) {
-        nix::unistd::write(file, b"0")?;
-    }
-    Ok(())
 }
 
 /// Makes `command` start as a job must: in a session of its own, as `user` with its groups alone, with default signals,
@@ -626,49 +557,21 @@ pub fn reap() -> Children {
 }
 
 #[cfg(test)]
-#[allow(clippy::disallowed_methods, reason = "these are the processes that are started")]
 mod tests {
-    use std::fs::{self, File};
-
-    use nix::sys::wait::{WaitStatus, waitpid};
-    use nix::unistd::Pid;
-
-    use super::*;
-
     #[test]
     #[cfg(target_env = "gnu")]
     fn test_memory_is_given_back() {
         let resident = || {
-            let pages = fs::read_to_string("/proc/self/statm").unwrap();
+            let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
             pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
         };
         let mut blocks: Vec<Vec<u8>> = (0..100_000).map(|_| vec![1; 1000]).collect();
         let last = blocks.pop(); // in use, after all that is free
         drop(blocks);
         let before = resident();
-        give_memory_back();
+        super::give_memory_back();
         let given = before.saturating_sub(resident());
         assert!(given > 50 << 20, "{given} bytes of 100 MB");
         drop(last);
-    }
-
-    #[test]
-    fn test_where_no_process_can_be_born_it_moves_itself_and_errors_come_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let procs = dir.path().join("cgroup.procs");
-        fs::write(&procs, "").unwrap();
-        // No directory of a control group: the kernel refuses a birth there.
-        let group = || Entrances { birth: Some(File::open(dir.path()).unwrap().into()), files: Vec::new() };
-        let pid = Pid::from_raw(spawn_in(&group(), &mut Command::new("true")).unwrap());
-        assert_eq!(waitpid(pid, None).unwrap(), WaitStatus::Exited(pid, 0));
-        assert_eq!(fs::read_to_string(&procs).unwrap(), "0");
-
-        let error = spawn_in(&Entrances::default(), &mut Command::new("/no/such/program")).unwrap_err();
-        assert_eq!((error.raw_os_error(), failed_before(&error)), (Some(libc::ENOENT), None));
-        let error = spawn_in(&group(), Command::new("true").arg("a\0b")).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
-        fs::remove_file(&procs).unwrap();
-        let error = spawn_in(&group(), &mut Command::new("true")).unwrap_err();
-        assert_eq!(failed_before(&error), Some(("enter the job's control groups", libc::ENOENT)));
     }
 }
