@@ -421,7 +421,6 @@ start() {
         plain)
             if ! running; then
                 stop
-                [ "$MODE" = user ] || mkdir -p /run/agentd # it does not outlive a restart of the machine
                 # shellcheck disable=SC2046
                 setsid "$PREFIX/bin/agentd" run $(as_user) >>"$STATE/agentd.log" 2>&1 9>&- &
             fi

@@ -351,7 +351,7 @@ impl Supervisor<'_> {
         self.life.limits = made.limits;
         self.life.limits_unmet = made.unmet;
         self.tree = Tree::new(made.groups);
-        let foreseen = self.hello.clone();
+        let foreseen = self.hello.clone(); // mostly it is as it came
         self.hello.containment = made.containment.to_string();
         self.hello.kills = KillCount::beside(&places);
         if self.hello != foreseen

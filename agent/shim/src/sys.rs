@@ -1,7 +1,7 @@
 //! The few system calls that no safe library wraps. The only unsafe code of the workspace.
 //!
 //! Each function is safe to call: it takes owned or borrowed descriptors, passes no pointer that outlives
-//! the call, and what runs between fork and exec is async-signal-safe.
+//! the call, and what runs between fork and exec is async-signal-safe, or says that it is for a process of one thread.
 
 mod spawn;
 

@@ -90,11 +90,11 @@ pub(crate) async fn lay_out(
     user: Option<&JobUser>,
     fetching: &Fetching,
 ) -> Result<Vec<(Digest, Laid)>, FetchError> {
-    let (empty, names) = (dir.clone(), job.outputs.keys().cloned().collect::<Vec<_>>());
-    let reads = job.inputs.values().any(|input| !matches!(input, Input::Literal(_)));
-    // The folder of the code comes with it.
-    let needed = [(dir.work(), job.code.is_none()), (dir.inputs(), reads), (dir.out(), !names.is_empty())];
-    blocking(dir.path(), move || clear(&empty, &needed, &names)).await?;
+    let (empty, reads) = (dir.clone(), job.inputs.values().any(|input| !matches!(input, Input::Literal(_))));
+    let mut needed: Vec<PathBuf> = job.outputs.keys().map(|name| dir.out().join(name)).collect();
+    needed.extend(job.code.is_none().then(|| dir.work())); // that of the code comes with it
+    needed.extend(reads.then(|| dir.inputs()));
+    blocking(dir.path(), move || clear(&empty, &needed)).await?;
     let (owner, mut trees) = (user.and_then(owner), Vec::new());
     let lay = async |what: String, root: Digest, to: &Path| {
         let counter = fetching.begin(what);
@@ -212,7 +212,7 @@ pub(crate) async fn settle(dir: &JobDir, user: Option<JobUser>, all: bool) -> Re
         let Some(user) = user else { return Ok(()) };
         if all {
             finish(&dir, Some(&user))?;
-            folders(&dir).iter().try_for_each(|folder| own(folder, &user))?;
+            made([dir.work(), dir.inputs(), dir.out()]).try_for_each(|folder| own(&folder, &user))?;
         }
         own(&dir.home(), &user)
     };
@@ -260,24 +260,19 @@ pub(crate) async fn make_layers(
     blocking(&path, make).await
 }
 
-/// Removes the folders of the job, and makes those that are needed empty, which no other user can access.
-fn clear(dir: &JobDir, folders: &[(PathBuf, bool)], outputs: &[String]) -> io::Result<()> {
+/// Removes the folders of the job, and makes those that are `needed`, which no other user can access.
+fn clear(dir: &JobDir, needed: &[PathBuf]) -> io::Result<()> {
     for part in [dir.path(), dir.data()] {
         std::fs::create_dir_all(part)?;
         std::fs::set_permissions(part, std::fs::Permissions::from_mode(0o700))?;
     }
-    for (folder, is_needed) in folders {
-        agent_spawn::remove_tree(folder)?;
-        if *is_needed {
-            std::fs::create_dir(folder)?;
-        }
-    }
-    outputs.iter().try_for_each(|name| std::fs::create_dir(dir.out().join(name)))
+    [dir.work(), dir.inputs(), dir.out()].iter().try_for_each(|folder| agent_spawn::remove_tree(folder))?;
+    needed.iter().try_for_each(std::fs::create_dir_all)
 }
 
-/// The folders with the job's files, each made only for a job that needs it.
-fn folders(dir: &JobDir) -> Vec<PathBuf> {
-    [dir.work(), dir.inputs(), dir.out()].into_iter().filter(|folder| folder.exists()).collect()
+/// Those of the folders that this job needed.
+fn made<const N: usize>(folders: [PathBuf; N]) -> impl Iterator<Item = PathBuf> {
+    folders.into_iter().filter(|folder| folder.exists())
 }
 
 /// Makes the folders that every command may write to, and sets their owner; without a helper the trees already have
@@ -297,19 +292,17 @@ fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
     let Some(user) = user else { return Ok(()) };
     let (uid, gid) = (Some(user.uid), Some(user.gid));
     if agent_spawn::has_helper() {
-        folders(dir).iter().try_for_each(|folder| own(folder, user))?;
+        made([dir.work(), dir.inputs()]).try_for_each(|folder| own(&folder, user))?;
         // Only the job's user and the daemon's, which keeps appending to it, have access to its directory.
         rustix::fs::fchmod(&tracking, Mode::from_raw_mode(0o666))?;
     } else {
         // Trees already have their owner; these folders may still belong to the daemon, and are empty then.
-        for folder in folders(dir).iter().chain(&written) {
-            fchown(agent_fs::open_directory(folder)?, uid, gid)?;
+        for folder in made([dir.work(), dir.inputs()]).chain(written) {
+            fchown(agent_fs::open_directory(&folder)?, uid, gid)?;
         }
         fchown(&tracking, uid, gid)?;
-        if dir.out().exists() {
-            own(&dir.out(), user)?; // with one folder for each output
-        }
     }
+    made([dir.out()]).try_for_each(|out| own(&out, user))?;
     make_own(dir, user)?;
     // Access to the directories above the job's files.
     [dir.data(), dir.path()].into_iter().try_for_each(|part| let_pass(part, user))

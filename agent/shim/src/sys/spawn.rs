@@ -81,7 +81,9 @@ fn enter(group: Option<&OwnedFd>, files: &[OwnedFd]) -> io::Result<()> {
     let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
     let procs = group.map(|group| openat(group, "cgroup.procs", flags, Mode::empty()));
     for file in procs.transpose()?.iter().chain(files) {
-        nix::unistd::write(file, b"0")?;
+        if nix::unistd::write(file, b"0")? != 1 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
     }
     Ok(())
 }
