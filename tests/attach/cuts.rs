@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 
-use crate::bed::{Bed, Machine, Special, package, place};
+use crate::attach::bed::{Bed, Machine, Special, package, place};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[

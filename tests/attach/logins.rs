@@ -8,7 +8,7 @@ use agent_tests::hosts::address;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually, finish};
 
-use crate::bed::{Bed, Special, package, place, told};
+use crate::attach::bed::{Bed, Special, package, place, told};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -106,7 +106,7 @@ fn logins(tally: &mut Tally, _: &Scale) {
         let mut add = bed_command("ssh-add");
         finish(add.arg(bed.path("key")).env("SSH_AUTH_SOCK", &socket)).ok();
         let mut command =
-            bed.command(&["detach", &place("ada", 1), "--controller", &crate::bed::controller()]);
+            bed.command(&["detach", &place("ada", 1), "--controller", &crate::attach::bed::controller()]);
         let ran = finish(command.env("SSH_AUTH_SOCK", &socket));
         let _ = agent.kill();
         let _ = agent.wait();
@@ -148,7 +148,7 @@ fn odd(tally: &mut Tally, _: &Scale) {
         );
         std::fs::write(bed.path(".ssh/config"), config).expect("a file");
         let mut command = bed.command(&["attach", "box", "--package"]);
-        finish(command.arg(package()).args(["--controller", &crate::bed::controller()])).ok();
+        finish(command.arg(package()).args(["--controller", &crate::attach::bed::controller()])).ok();
         assert_eq!(bed.ready(), ["host2"]);
     });
 }

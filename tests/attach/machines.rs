@@ -2,7 +2,7 @@
 
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::bed::{Bed, Special, place, told};
+use crate::attach::bed::{Bed, Special, place, told};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -45,7 +45,8 @@ fn rights(tally: &mut Tally, _: &Scale) {
             told(bed.attaching(&ada, &words), "secret\n").ok();
             assert!(whose(index).stdout.lines().last() == Some(user), "{}", whose(index).stdout);
             assert!(bed.ready().contains(&format!("host{index}")));
-            let mut detach = bed.command(&["detach", &ada, "--controller", &crate::bed::controller()]);
+            let mut detach =
+                bed.command(&["detach", &ada, "--controller", &crate::attach::bed::controller()]);
             match index {
                 2 => drop(detach.arg("--password-stdin")),
                 _ => drop(detach.arg("--key").arg(bed.path("key"))),

@@ -5,7 +5,7 @@ use std::time::Instant;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 
-use crate::bed::{Bed, PORT, Special, controller, package, place};
+use crate::attach::bed::{Bed, PORT, Special, controller, package, place};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[

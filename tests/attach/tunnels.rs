@@ -5,8 +5,8 @@ use std::process::Stdio;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually, finish};
 
-use crate::bed::{Bed, PORT, Special, place, told};
-use crate::cuts::cut;
+use crate::attach::bed::{Bed, PORT, Special, place, told};
+use crate::attach::cuts::cut;
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -125,7 +125,7 @@ fn others(tally: &mut Tally, _: &Scale) {
         told(bed.attaching(&ada, &words), "secret\n").ok();
         assert_eq!(bed.ready(), ["host1"]);
         let mut detach = bed.command(&["detach", &ada, "--password-stdin"]);
-        detach.args(["--controller", &crate::bed::controller()]);
+        detach.args(["--controller", &crate::attach::bed::controller()]);
         told(detach, "secret\n").ok();
         assert_eq!(bed.machines[0].written(), before);
     });

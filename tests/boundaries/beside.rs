@@ -5,7 +5,7 @@ use std::fs;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 
-use crate::users::{ENDED, GAMES, NOBODY, shared, submitted};
+use crate::boundaries::users::{ENDED, GAMES, NOBODY, shared, submitted};
 
 pub(crate) const ROWS: &[Row] =
     &[Row { id: "A1", promise: "what runs beside a hostile job gives the same as without it", run: beside }];

@@ -15,7 +15,7 @@ use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually};
 use serde_json::Value;
 
-use crate::prey::{Prey, Probe, judge, nothing_setuid_below, script};
+use crate::boundaries::prey::{Prey, Probe, judge, nothing_setuid_below, script};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

@@ -7,7 +7,7 @@ use std::path::Path;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually};
 
-use crate::prey::{Prey, Probe, judge, nothing_setuid_below, script};
+use crate::boundaries::prey::{Prey, Probe, judge, nothing_setuid_below, script};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

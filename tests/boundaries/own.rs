@@ -6,8 +6,8 @@ use std::fs;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually};
 
-use crate::split;
-use crate::users::{self, ENDED, GAMES, hostile_package, submitted, witness};
+use crate::boundaries::split;
+use crate::boundaries::users::{self, ENDED, GAMES, hostile_package, submitted, witness};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

@@ -9,7 +9,7 @@ use std::process::Command;
 use agent_tests::eventually;
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::users::{ENDED, GAMES, NOBODY, by, shared, submitted};
+use crate::boundaries::users::{ENDED, GAMES, NOBODY, by, shared, submitted};
 
 pub(crate) const ROWS: &[Row] =
     &[Row { id: "U8", promise: "nobody takes the tracking port while the daemon is away", run: port }];

@@ -7,8 +7,8 @@ use std::path::Path;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually, resident};
 
-use crate::links::{attack, root_daemon};
-use crate::prey::Prey;
+use crate::boundaries::links::{attack, root_daemon};
+use crate::boundaries::prey::Prey;
 
 pub(crate) const ROWS: &[Row] = &[
     Row { id: "Q1", promise: "files of any size cost neither the disk nor a cancel", run: sizes },

@@ -16,8 +16,10 @@ use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually, root};
 use serde_json::{Value, json};
 
-use crate::prey::{VANDAL, is_whole};
-use crate::users::{ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, serve, submitted, witness};
+use crate::boundaries::prey::{VANDAL, is_whole};
+use crate::boundaries::users::{
+    ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, serve, submitted, witness,
+};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

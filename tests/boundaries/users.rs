@@ -17,7 +17,7 @@ use agent_tests::images::Image;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, Ran, eventually, finish};
 
-use crate::prey::{VANDAL, is_whole};
+use crate::boundaries::prey::{VANDAL, is_whole};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

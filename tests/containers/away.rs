@@ -8,7 +8,7 @@ use agent_tests::images::Image;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 
-use crate::site::{BUSYBOX, Site, Wish, counted, counting};
+use crate::containers::site::{BUSYBOX, Site, Wish, counted, counting};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 
-use crate::site::{BUSYBOX, PYTHON, Site, Wish, counted, counting};
+use crate::containers::site::{BUSYBOX, PYTHON, Site, Wish, counted, counting};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

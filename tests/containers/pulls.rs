@@ -9,7 +9,7 @@ use agent_tests::registry::{Manner, Registry};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 
-use crate::site::{Site, Wish};
+use crate::containers::site::{Site, Wish};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

@@ -10,7 +10,7 @@ use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{copy_tree, engine, root};
 use serde_json::Value;
 
-use crate::site::{PYTHON, Site};
+use crate::containers::site::{PYTHON, Site};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

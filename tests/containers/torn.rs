@@ -5,7 +5,7 @@ use agent_tests::images::Image;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 
-use crate::site::{BUSYBOX, Site, Wish, counted, counting};
+use crate::containers::site::{BUSYBOX, Site, Wish, counted, counting};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[
@@ -109,12 +109,13 @@ fn name(tally: &mut Tally, _: &Scale) {
         let state = eventually("it ends, or says what is in its way", SOON, || {
             let why = site.why("taken");
             let state = site.host.job_state("taken");
-            (why.contains(&taken) || crate::site::ENDED.contains(&state.as_str())).then_some(state)
+            (why.contains(&taken) || crate::containers::site::ENDED.contains(&state.as_str()))
+                .then_some(state)
         });
         assert_ne!(state, "Completed");
         assert!(site.docker.inspect(&stranger).is_some(), "the stranger's container is gone");
         site.docker.remove(&stranger);
-        if !crate::site::ENDED.contains(&site.host.job_state("taken").as_str()) {
+        if !crate::containers::site::ENDED.contains(&site.host.job_state("taken").as_str()) {
             site.completed("taken");
         }
         site.nothing_left();

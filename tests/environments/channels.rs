@@ -3,7 +3,7 @@
 use agent_env::{FailureKind, Priority};
 use agent_tests::channel::{Channel, Server};
 
-use crate::bench::{Room, SECRETS, from, holding, server, text, tiny};
+use crate::environments::bench::{Room, SECRETS, from, holding, server, text, tiny};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The cases of this group.

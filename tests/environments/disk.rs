@@ -10,7 +10,7 @@ use agent_env::Task;
 use agent_tests::bounds::SmallDisk;
 use agent_tests::{SOON, eventually};
 
-use crate::bench::{Room, files, server, text, tiny};
+use crate::environments::bench::{Room, files, server, text, tiny};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The cases of this group.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use agent_env::FailureKind::{self, Damaged, NotFound, Other, Refused, Unsatisfiable};
 
-use crate::bench::{Room, files, holding, text, tiny};
+use crate::environments::bench::{Room, files, holding, text, tiny};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The cases of this group.

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use agent_tests::channel::Channel;
 
-use crate::bench::{Room, files, text, tiny};
+use crate::environments::bench::{Room, files, text, tiny};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The cases of this group.

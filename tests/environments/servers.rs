@@ -8,7 +8,7 @@ use agent_env::Task;
 use agent_tests::channel::{Channel, Server};
 use agent_tests::{SOON, eventually};
 
-use crate::bench::{Room, Told, server, text};
+use crate::environments::bench::{Room, Told, server, text};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The cases of this group.

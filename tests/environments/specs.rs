@@ -4,7 +4,7 @@ use std::fs;
 
 use agent_env::{FailureKind, Priority, Task};
 
-use crate::bench::{Room, from, machine_with_cuda, text, tiny};
+use crate::environments::bench::{Room, from, machine_with_cuda, text, tiny};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The cases of this group.

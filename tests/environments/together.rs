@@ -11,7 +11,7 @@ use agent_tests::channel::Server;
 use agent_tests::{SOON, eventually, signal};
 use rustix::process::Signal;
 
-use crate::bench::{Room, files, server, text, tiny};
+use crate::environments::bench::{Room, files, server, text, tiny};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The cases of this group.
@@ -31,7 +31,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "K5", promise: "asked to end, or left alone, an engine is gone soon", run: ended },
 ];
 
-fn start(room: &Room, wish: &Build) -> crate::bench::Running {
+fn start(room: &Room, wish: &Build) -> crate::environments::bench::Running {
     room.start(&Task::Build(Box::new(wish.clone())))
 }
 

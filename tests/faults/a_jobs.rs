@@ -10,7 +10,7 @@ use agent_tests::client::Client;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::{SOON, eventually};
 
-use crate::judge::{Every, Samples, broken, instances, lost_and_unexpected, percentile, whole};
+use crate::faults::judge::{Every, Samples, broken, instances, lost_and_unexpected, percentile, whole};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this group.

@@ -10,7 +10,7 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::witness::boottime;
 use agent_tests::{SOON, eventually};
 
-use crate::judge::{truthful, whole};
+use crate::faults::judge::{truthful, whole};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.

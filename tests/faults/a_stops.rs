@@ -14,7 +14,7 @@ use agent_tests::link::Way;
 use agent_tests::{SOON, eventually, signal};
 use rustix::process::Signal;
 
-use crate::look::lives;
+use crate::faults::look::lives;
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.

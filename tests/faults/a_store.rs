@@ -13,8 +13,8 @@ use agent_tests::finish;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::link::Way;
 
-use crate::judge::{broken, contents, instances, whole};
-use crate::look::{PYTHON, command};
+use crate::faults::judge::{broken, contents, instances, whole};
+use crate::faults::look::{PYTHON, command};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.

@@ -7,7 +7,7 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::post::Rules;
 use agent_tests::{SOON, eventually};
 
-use crate::judge::{Every, Samples, lost_and_unexpected, whole};
+use crate::faults::judge::{Every, Samples, lost_and_unexpected, whole};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.
@@ -68,8 +68,10 @@ fn unreliable_post(tally: &mut Tally, scale: &Scale) {
         .collect::<Vec<_>>();
     tally.count(0, "jobs that went", &lost);
     tally.count(0, "what was seen meanwhile", &samples.complaints);
-    let panics: Vec<String> =
-        std::iter::once(&fleet.controller).chain(&fleet.nodes).flat_map(crate::look::panics).collect();
+    let panics: Vec<String> = std::iter::once(&fleet.controller)
+        .chain(&fleet.nodes)
+        .flat_map(crate::faults::look::panics)
+        .collect();
     tally.count(0, "panics", &panics);
     let sums = fleet
         .posts

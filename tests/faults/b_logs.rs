@@ -14,8 +14,8 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::link::{Link, Way};
 use agent_tests::{SOON, binaries, eventually, resident};
 
-use crate::judge::whole;
-use crate::look::{PYTHON, command, panics};
+use crate::faults::judge::whole;
+use crate::faults::look::{PYTHON, command, panics};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this group. B5 is not taken: there is no GPU code that could hang. B7 is not taken: there are
@@ -444,7 +444,7 @@ fn swaps(tally: &mut Tally) {
             let _ =
                 ctl(&fleet.controller.socket(), &["download", &jobs[index], "-o", &to.display().to_string()])
                     .output();
-            let brought = crate::look::files_below(&to)
+            let brought = crate::faults::look::files_below(&to)
                 .into_iter()
                 .filter(|path| fs::read(path).is_ok_and(|b| b == KEPT.as_bytes()));
             assert_eq!(brought.count(), 0, "a file from outside was stored");

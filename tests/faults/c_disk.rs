@@ -12,10 +12,11 @@ use agent_tests::bounds::SmallDisk;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::{SOON, eventually};
 
-use crate::judge::truthful;
-use crate::look::{broken_databases, command, panics};
-use crate::sweep::Submission;
-use agent_tests::table::{Row, Scale, Tally, said};
+use crate::faults::judge::truthful;
+use crate::faults::look::{broken_databases, command, panics};
+use crate::faults::sweep::Submission;
+use agent_tests::queue::said;
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this part of the group. Of C6 only the wall clock is stepped: the clock that counts leases and
 /// limits cannot be set under a process that runs, only under one that is started.
@@ -91,7 +92,7 @@ fn clock(tally: &mut Tally, scale: &Scale) {
             assert_eq!(fleet.client.job(&long).epoch, 1);
         });
     }
-    tally.case("the job that saw all of it", || crate::judge::whole(&fleet, &long, 4000));
+    tally.case("the job that saw all of it", || crate::faults::judge::whole(&fleet, &long, 4000));
     tally.note("not tried: steps of the clock since boot, which nobody can set under a running process");
 }
 
@@ -119,7 +120,7 @@ fn disk_full(tally: &mut Tally, scale: &Scale) {
     }
     let (mut visited, mut restarts) = (0, Vec::new());
     for ((name, (_, error)), came) in
-        crate::c_trees::at_once(2, cases, |(name, (errno, _))| refuse(name, *errno))
+        crate::faults::c_trees::at_once(2, cases, |(name, (errno, _))| refuse(name, *errno))
     {
         let came = tally.case(&format!("{error} at {name}"), || came.unwrap_or_else(|why| panic!("{why}")));
         if let Some((was_visited, restarted)) = came {
@@ -170,7 +171,7 @@ fn refuse(name: &str, errno: i32) -> (bool, bool) {
     let dropped =
         |job: &str| String::from_utf8_lossy(&fleet.client.log(job, "job")).contains("were dropped here");
     if !dropped(&name_of_job) {
-        truthful(&fleet, &name_of_job, crate::sweep::LINES);
+        truthful(&fleet, &name_of_job, crate::faults::sweep::LINES);
     }
     // Every supervisor begins the plan anew, so for their places there is room only after a start without it.
     if name.starts_with("shim.") {
@@ -417,7 +418,7 @@ fn watchdog(tally: &mut Tally, scale: &Scale) {
         assert!(manager.heard().iter().any(|line| line == "STOPPING=1"));
     });
     fleet.nodes[0].spawn();
-    tally.case("the job did not notice", || crate::judge::whole(&fleet, &job, 100));
+    tally.case("the job did not notice", || crate::faults::judge::whole(&fleet, &job, 100));
 }
 
 fn catch(work: impl FnOnce()) -> Result<(), String> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::{SOON, eventually};
 
-use crate::judge::whole;
+use crate::faults::judge::whole;
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.

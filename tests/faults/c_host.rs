@@ -12,7 +12,7 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::{SOON, eventually, resident, signal};
 use rustix::process::Signal;
 
-use crate::look::{PYTHON, broken_databases, descriptors, files_below, panics};
+use crate::faults::look::{PYTHON, broken_databases, descriptors, files_below, panics};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this part of the group.

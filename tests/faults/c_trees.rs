@@ -13,8 +13,9 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::{SOON, eventually, signal};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::look::{PYTHON, command, lives, living_below, state_and_start};
-use agent_tests::table::{Row, Scale, Tally, said};
+use crate::faults::look::{PYTHON, command, lives, living_below, state_and_start};
+use agent_tests::queue::said;
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this part of the group.
 pub(crate) const ROWS: &[Row] = &[

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use agent_tests::chance::Chance;
 use agent_tests::fleet::{Fleet, Setup};
 
-use crate::look::{command, files_below};
+use crate::faults::look::{command, files_below};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this group.

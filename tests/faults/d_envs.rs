@@ -13,7 +13,7 @@ use agent_tests::fleet::{Fleet, Setup, processes_below};
 use agent_tests::{SOON, engine, engines, eventually, signal};
 use rustix::process::Signal;
 
-use crate::look::{PYTHON, files_below};
+use crate::faults::look::{PYTHON, files_below};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this part of the group.

@@ -11,7 +11,7 @@ use agent_tests::client::is_over;
 use agent_tests::fleet::{Daemon, Fleet};
 use agent_tests::witness;
 
-use crate::look;
+use crate::faults::look;
 
 /// The job ended well in its first attempt, was executed once, and all its lines are there.
 #[track_caller]

@@ -19,8 +19,8 @@ use agent_tests::client::{Client, is_over};
 use agent_tests::fleet::{Daemon, Fleet, Setup, keep_evidence};
 use agent_tests::{SOON, eventually};
 
-use crate::judge::truthful;
-use crate::look;
+use crate::faults::judge::truthful;
+use crate::faults::look;
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.

@@ -22,7 +22,7 @@ use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually, signal};
 use rustix::process::Signal;
 
-use crate::bed::{beats, draft, log, nothing_left, replaced, setup};
+use crate::gangs::bed::{beats, draft, log, nothing_left, replaced, setup};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[Row {

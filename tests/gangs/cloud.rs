@@ -7,8 +7,8 @@ use std::path::Path;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::bed::{completed, ctl, log, nothing_left, setup, told};
-use crate::frameworks::{SQUARES, SUM, TORCH_PYTHON, need_torch, with_package};
+use crate::gangs::bed::{completed, ctl, log, nothing_left, setup, told};
+use crate::gangs::frameworks::{SQUARES, SUM, TORCH_PYTHON, need_torch, with_package};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -24,7 +24,7 @@ pub(crate) const ROWS: &[Row] = &[
 /// A fleet of two hosts where each of these environments is a Python of the machine.
 fn fleet(environments: &[(&str, &Path)]) -> (tempfile::TempDir, Fleet) {
     let definitions = tempfile::tempdir().expect("a directory");
-    crate::bed::open_to_all(definitions.path());
+    crate::gangs::bed::open_to_all(definitions.path());
     for (name, python) in environments {
         let text = format!("python: {}\nuser_managed_dependencies: true\n", python.display());
         fs::write(definitions.path().join(format!("{name}.yml")), text).expect("a definition");

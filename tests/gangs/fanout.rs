@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::bed::{completed, ctl, draft};
+use crate::gangs::bed::{completed, ctl, draft};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -84,7 +84,7 @@ fn submit(fleet: &Fleet, nodes: usize, files: &[(String, Vec<u8>)]) -> String {
 fn check(fleet: &Fleet, job: &str, nodes: usize) {
     completed(fleet, job);
     for rank in 0..nodes {
-        let log = crate::bed::log(fleet, job, u32::try_from(rank).expect("few"));
+        let log = crate::gangs::bed::log(fleet, job, u32::try_from(rank).expect("few"));
         assert!(log.contains("all is right"), "rank {rank}: {log}");
     }
 }

@@ -7,7 +7,7 @@ use agent_tests::images::Image;
 use agent_tests::python;
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::bed::{completed, fleet, fleet_with_engines, from_file, log, nothing_left, told};
+use crate::gangs::bed::{completed, fleet, fleet_with_engines, from_file, log, nothing_left, told};
 
 /// The rows of this module: each fetches a framework once.
 pub(crate) const ROWS: &[Row] = &[

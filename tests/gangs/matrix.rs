@@ -10,7 +10,9 @@ use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually, signal};
 use rustix::process::Signal;
 
-use crate::bed::{beating, beats, check_beats, completed, draft, history, nothing_left, replaced, setup};
+use crate::gangs::bed::{
+    beating, beats, check_beats, completed, draft, history, nothing_left, replaced, setup,
+};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[Row {

@@ -9,7 +9,7 @@ use agent_tests::images::Image;
 use agent_tests::python;
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::bed::{
+use crate::gangs::bed::{
     completed, draft, fleet, fleet_with_engines, from_file, log, nothing_left, open_to_all, setup, told,
 };
 

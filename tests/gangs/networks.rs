@@ -4,7 +4,7 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::hosts::address;
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::bed::{completed, draft, log, nothing_left};
+use crate::gangs::bed::{completed, draft, log, nothing_left};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[Row {

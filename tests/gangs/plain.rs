@@ -7,7 +7,7 @@ use agent_tests::hosts::address;
 use agent_tests::table::{Row, Scale, Tally};
 use serde_json::{Value, json};
 
-use crate::bed::{
+use crate::gangs::bed::{
     beating, beats, check_beats, completed, ctl, draft, fleet, history, log, nothing_left, setup, told,
 };
 

@@ -11,7 +11,7 @@ use agent_pools::MachineState;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, binaries, eventually, finish, root};
 
-use crate::bed::{Bed, Lab, refused};
+use crate::pools::bed::{Bed, Lab, refused};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

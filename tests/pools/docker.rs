@@ -10,7 +10,7 @@ use agent_tests::images::{Image, Root};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, binaries, eventually, finish};
 
-use crate::bed::{Bed, Lab, nobody_shows, refused};
+use crate::pools::bed::{Bed, Lab, nobody_shows, refused};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

@@ -12,8 +12,8 @@ use agent_proto::v1::pools_client::PoolsClient;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, binaries, eventually, finish, root};
 
-use crate::bed::Bed;
-use crate::{docker, slurm};
+use crate::pools::bed::Bed;
+use crate::pools::{docker, slurm};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

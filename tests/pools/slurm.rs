@@ -12,7 +12,7 @@ use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Ran, SOON, binaries, eventually, finish, signal};
 use rustix::process::Signal;
 
-use crate::bed::{Bed, Lab, free_port, refused};
+use crate::pools::bed::{Bed, Lab, free_port, refused};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

@@ -9,7 +9,7 @@ use agent_tests::machines::{Machine, Special, package};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, binaries, eventually, finish};
 
-use crate::bed::{Bed, Lab, free_port, refused};
+use crate::pools::bed::{Bed, Lab, free_port, refused};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[
@@ -93,7 +93,7 @@ fn joins(tally: &mut Tally, _: &Scale) {
         assert_eq!(refused(lab.create("r-3", "metal-3"), "all 2 machines are lent"), "quota");
     });
     tally.case("the token is in no argument, variable or file", || {
-        crate::bed::nobody_shows(&site.bed.token, &site.bed.path("lab"));
+        crate::pools::bed::nobody_shows(&site.bed.token, &site.bed.path("lab"));
     });
     tally.case("it leaves, is suspended, and is lent to the next as another node", || {
         lab.delete(&id).expect("it goes");

@@ -15,7 +15,7 @@ use agent_proto::v1;
 use agent_tests::fleet::Fleet;
 use agent_tests::{SOON, binaries, eventually, witness};
 
-use crate::means::{Bed, Means};
+use crate::scarcity::means::{Bed, Means};
 
 /// The Python of the machine.
 const PYTHON: &str = "/usr/bin/python3";

@@ -11,7 +11,7 @@ mod shapes;
 use agent_model::Digest;
 use bytes::Bytes;
 
-use crate::forge::{Forge, Kind};
+use crate::snapshots::forge::{Forge, Kind};
 
 pub(crate) use contents::contents;
 pub(crate) use encodings::encodings;

@@ -1,7 +1,7 @@
 //! Group E: blobs in a server that is not ours. The daemon is told one address and runs as always; the server is
 //! stopped, started again and odd while jobs go on.
 //!
-//! The server is the one of [`peers`](crate::peers), which keeps what it takes in files.
+//! The server is the one of [`peers`](crate::snapshots::peers), which keeps what it takes in files.
 
 use std::error::Error;
 use std::fs;
@@ -18,7 +18,7 @@ use agent_tests::eventually;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::peers::Server;
+use crate::snapshots::peers::Server;
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

@@ -14,11 +14,11 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
 use bytes::Bytes;
 
-use crate::corpus::{self, Case};
-use crate::forge::{self, Forge};
-use crate::probe::{MEMORY, peak};
-use crate::raw;
-use crate::scans::{git, kept_by_git, kept_by_us};
+use crate::snapshots::corpus::{self, Case};
+use crate::snapshots::forge::{self, Forge};
+use crate::snapshots::probe::{MEMORY, peak};
+use crate::snapshots::raw;
+use crate::snapshots::scans::{git, kept_by_git, kept_by_us};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

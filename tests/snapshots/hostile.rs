@@ -12,8 +12,8 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
 use bytes::Bytes;
 
-use crate::corpus::{self, Case, Fate};
-use crate::probe::{Attempt, MEMORY, PROCESSOR, attempt, peak};
+use crate::snapshots::corpus::{self, Case, Fate};
+use crate::snapshots::probe::{Attempt, MEMORY, PROCESSOR, attempt, peak};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

@@ -16,7 +16,7 @@ use agent_tests::client::runtime;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::forge::{Forge, directory, file};
+use crate::snapshots::forge::{Forge, directory, file};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[
@@ -429,10 +429,10 @@ fn jobs(tally: &mut Tally, _: &Scale) {
     let fleet = Fleet::started(&Setup::default());
     let remote = Remote::new(fleet.client.channel());
     let cases = [
-        crate::corpus::names().remove(2),
-        crate::corpus::links().remove(3),
-        crate::corpus::encodings().remove(0),
-        crate::corpus::shapes().remove(8),
+        crate::snapshots::corpus::names().remove(2),
+        crate::snapshots::corpus::links().remove(3),
+        crate::snapshots::corpus::encodings().remove(0),
+        crate::snapshots::corpus::shapes().remove(8),
     ];
     for case in cases {
         tally.case(&case.name, || {

@@ -19,7 +19,7 @@ use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{binaries, eventually};
 use tonic::Code;
 
-use crate::oddstore::{Odd, Oddity};
+use crate::snapshots::oddstore::{Odd, Oddity};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

@@ -17,7 +17,7 @@ use agent_tests::python;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{binaries, root};
 
-use crate::probe::{MEMORY, name, peak};
+use crate::snapshots::probe::{MEMORY, name, peak};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

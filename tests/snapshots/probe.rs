@@ -1,7 +1,7 @@
 //! One attempt to lay a snapshot out, in a process of its own: so it can be said what it took, and nothing it
 //! does to itself harms the table.
 //!
-//! `snapshots --probe STORE ROOT DEST` is that process; STORE is the directory of a store or the socket of a
+//! `tables probe STORE ROOT DEST` is that process; STORE is the directory of a store or the socket of a
 //! controller. It prints one line, an [`Attempt`] in words.
 
 use std::error::Error;
@@ -64,7 +64,7 @@ impl Drop for Running {
 pub(crate) fn attempt(store: &Path, root: Digest, dest: &Path) -> Attempt {
     // Not by its path: the build of what is tested may have put another file there.
     let mut command = Command::new("/proc/self/exe");
-    command.arg("--probe").arg(store).arg(root.to_string()).arg(dest);
+    command.arg("probe").arg(store).arg(root.to_string()).arg(dest);
     let mut probe = Running(Some(command.stdout(Stdio::piped()).spawn().expect("the probe starts")));
     // It says little, which fits into the pipe.
     eventually("the probe ends", HANGS, || {

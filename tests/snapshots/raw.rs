@@ -15,7 +15,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::forge;
+use crate::snapshots::forge;
 
 /// A store that says nothing for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(75);

@@ -13,7 +13,7 @@ use agent_cas::{BlobStore, Disk};
 use agent_tests::client::runtime;
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::isolation::become_nobody;
+use crate::snapshots::isolation::become_nobody;
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[

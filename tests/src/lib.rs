@@ -12,6 +12,7 @@ pub mod bounds;
 pub mod chance;
 pub mod channel;
 pub mod client;
+pub mod cost;
 pub mod docker;
 pub mod engine;
 pub mod fleet;
@@ -23,6 +24,7 @@ pub mod metadata;
 pub mod nvml;
 pub mod post;
 pub mod python;
+pub mod queue;
 pub mod registry;
 pub mod simulated;
 pub mod table;
@@ -55,22 +57,12 @@ pub fn binaries() -> &'static Path {
         }
         let profile_dir = profile_dir();
         let mut build = cargo();
-        build.args(["build", "--locked", "--bins", "--quiet", "--target-dir"]).arg(profile_dir.join(".."));
-        build.args([
-            "-p",
-            "agentd",
-            "-p",
-            "agentctl",
-            "-p",
-            "agent-shim",
-            "-p",
-            "agent-spawn",
-            "-p",
-            "agent-tests",
-        ]);
-        if profile_dir.ends_with("release") {
-            build.arg("--release");
-        }
+        // All of it, as the tests are built: another choice has other features, and would be compiled once more.
+        build.args(["build", "--locked", "--workspace", "--bins", "--quiet", "--target-dir"]);
+        build.arg(profile_dir.join("..")).arg(match profile_dir.ends_with("release") {
+            true => "--release",
+            false => "--tests",
+        });
         let built = build.current_dir(root()).status().expect("cargo runs");
         assert!(built.success(), "the binaries under test do not build");
         profile_dir
@@ -79,7 +71,7 @@ pub fn binaries() -> &'static Path {
 
 /// Cargo by the path, where rustup tells it its compiler: the program that built this would take any.
 #[allow(clippy::disallowed_methods, reason = "builds what it tests")]
-fn cargo() -> Command {
+pub fn cargo() -> Command {
     Command::new("cargo")
 }
 
@@ -97,6 +89,12 @@ pub fn engine() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let dir = binaries();
+        if std::env::var_os("AGENTD_TEST_BINARIES").is_some() {
+            // Whoever built those builds this too, at its time.
+            let engine = dir.join("agent-env");
+            eventually("the conda engine is built", 5 * SOON, || engine.is_file().then_some(()));
+            return engine;
+        }
         if let Some(named) = std::env::var_os("AGENT_ENV_BIN") {
             let (new, engine) =
                 (dir.join(format!("agent-env.{}", std::process::id())), dir.join("agent-env"));
@@ -155,9 +153,10 @@ pub fn copy_tree(from: &Path, to: &Path) {
 
 /// Waits until `ready` gives something; panics with `what` after `deadline`.
 pub fn eventually<T>(what: &str, deadline: Duration, mut ready: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + deadline;
+    let (begun, end) = (Instant::now(), Instant::now() + deadline);
     loop {
         if let Some(value) = ready() {
+            cost::waited(what, begun.elapsed());
             return value;
         }
         assert!(Instant::now() < end, "after {deadline:?} still waiting: {what}");

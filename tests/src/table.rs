@@ -1,28 +1,28 @@
 //! A suite whose result is a table: rows that are promises, how often each was tried, and how often it held.
 //!
 //! ```text
-//! SUITE [ROW...] [--full] [--seed N] [--list] [--at-once N]
+//! tables SUITE [ROW...] [--full] [--seed N] [--list] [--at-once N]
 //! ```
 //!
-//! A row may be named by its beginning: `A` is every row of that group. Two rows run at a time, because most of
-//! their time is waiting. What fails is told with its evidence, and its files are kept; the seed makes the same
-//! again. The exit code is 0 when everything that was tried held.
+//! A row may be named by its beginning: `A` is every row of that group. Some rows run at a time, because most of
+//! their time is waiting. What fails is told with its evidence, at the end, and its files are kept; the seed makes the
+//! same again. The exit code is 0 when everything that was tried held.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the table is what such a suite is for")]
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::sync::OnceLock;
+use std::time::Instant;
 
 use crate::chance::Chance;
 use crate::fleet::keep_evidence;
+use crate::queue::{self, Piece, said};
 
 /// A suite.
 #[derive(Debug)]
-pub struct Table {
-    /// The program.
+pub struct Suite {
+    /// What it is called.
     pub name: &'static str,
     /// Every row, in the order of the table.
     pub rows: Vec<&'static Row>,
@@ -30,6 +30,21 @@ pub struct Table {
     pub cases: &'static [Case],
     /// Makes what all rows need, before the first begins.
     pub prepare: fn(),
+    /// What of it belongs into a merge.
+    pub merge: Merge,
+    /// Those that last: about how many seconds of a merge, and how much of the machine they take.
+    pub long: &'static [(&'static str, u32, usize)],
+}
+
+/// What of a suite belongs into a merge.
+#[derive(Debug)]
+pub enum Merge {
+    /// It is tried by name alone.
+    Nothing,
+    /// These rows; the others wait too long, or fill disks.
+    Rows(&'static [&'static str]),
+    /// Every row.
+    All,
 }
 
 /// Something that goes wrong elsewhere.
@@ -157,12 +172,6 @@ impl Tally {
     }
 }
 
-/// What a panic said.
-pub fn said(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
-}
-
 struct Wishes {
     rows: Vec<&'static Row>,
     scale: Scale,
@@ -170,10 +179,19 @@ struct Wishes {
 }
 
 /// What one row came to.
-struct Done {
+#[derive(Debug)]
+pub struct Told {
     row: &'static Row,
     tally: Tally,
-    took: Duration,
+    /// Seconds, without what all rows need.
+    took: f64,
+}
+
+impl Told {
+    /// Something was tried, and all of it held.
+    pub fn held(&self) -> bool {
+        self.tally.all_held()
+    }
 }
 
 /// Prints only the place of each panic from here on: its message is printed with the case that it failed.
@@ -185,10 +203,10 @@ pub fn show_panics_by_place() {
     }));
 }
 
-impl Table {
-    /// Runs what the command line asks for, and prints the table.
-    pub fn main(&self) -> ExitCode {
-        let wishes = match self.wishes() {
+impl Suite {
+    /// Runs what the words of the command line ask for, and prints the table.
+    pub fn main(&self, words: &[String]) -> ExitCode {
+        let wishes = match self.wishes(words) {
             Ok(Some(wishes)) => wishes,
             Ok(None) => return ExitCode::SUCCESS,
             Err(complaint) => {
@@ -199,21 +217,23 @@ impl Table {
         let begun = Instant::now();
         (self.prepare)();
         println!("seed {}; {} scale", wishes.scale.seed, wishes.scale.of("short", "full"));
-        let done = run_all(&wishes);
-        print_cases(self.cases, &done);
-        let failed = print(&done, wishes.scale);
-        let passed = done.len() - failed;
-        println!(
-            "test result: {}. {passed} passed; {failed} failed; 0 ignored; finished in {:.0}s",
-            if failed == 0 { "ok" } else { "FAILED" },
-            begun.elapsed().as_secs_f64()
-        );
-        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        let prepared = OnceLock::from(());
+        let pieces = wishes.rows.iter().map(|row| self.piece(row, wishes.scale, &prepared)).collect();
+        let told: Vec<Told> =
+            queue::run(pieces, wishes.at_once).into_iter().filter_map(|done| done.came.ok()).collect();
+        let told = self.in_order(told);
+        self.print(&told);
+        let failures = self.failures(&told, wishes.scale);
+        failures.iter().for_each(|failure| println!("\n{failure}"));
+        let held = told.iter().filter(|one| one.held()).count();
+        println!("\n{} s", begun.elapsed().as_secs());
+        println!("{held} passed, {} failed", wishes.rows.len() - held);
+        if held == wishes.rows.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    fn wishes(&self) -> Result<Option<Wishes>, String> {
-        let (mut names, mut full, mut seed, mut at_once) = (Vec::new(), false, Chance::seed(), 2);
-        let mut words = std::env::args().skip(1);
+    fn wishes(&self, words: &[String]) -> Result<Option<Wishes>, String> {
+        let (mut names, mut full, mut seed, mut at_once) = (Vec::new(), false, Chance::seed(), 4);
+        let mut words = words.iter();
         while let Some(word) = words.next() {
             let mut number = || words.next().and_then(|text| text.parse::<u64>().ok());
             match word.as_str() {
@@ -249,45 +269,94 @@ impl Table {
         }
         Ok(chosen)
     }
-}
 
-/// Runs the rows, some at a time.
-fn run_all(wishes: &Wishes) -> Vec<Done> {
-    let (next, done) = (Mutex::new(wishes.rows.iter()), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..wishes.at_once {
-            scope.spawn(|| {
-                loop {
-                    let Some(row) = next.lock().expect("nobody panics here").next() else { return };
-                    let one = run_one(row, &wishes.scale);
-                    done.lock().expect("nobody panics here").push(one);
-                }
-            });
+    /// What a merge tries of it.
+    ///
+    /// # Panics
+    ///
+    /// Where the suite names a row that it does not have.
+    pub fn of_a_merge<'a>(&'a self, scale: Scale, prepared: &'a OnceLock<()>) -> Vec<Piece<'a, Told>> {
+        let long = self.long.iter().map(|long| long.0);
+        let row = |id: &str| {
+            let found = self.rows.iter().find(|row| row.id == id);
+            *found.unwrap_or_else(|| panic!("{} has no row {id}", self.name))
+        };
+        long.for_each(|id| _ = row(id));
+        let rows: Vec<_> = match self.merge {
+            Merge::Nothing => Vec::new(),
+            Merge::Rows(ids) => ids.iter().map(|id| row(id)).collect(),
+            Merge::All => self.rows.clone(),
+        };
+        rows.into_iter().map(|row| self.piece(row, scale, prepared)).collect()
+    }
+
+    /// A row, to be tried when there is room for it.
+    fn piece<'a>(&'a self, row: &'static Row, scale: Scale, prepared: &'a OnceLock<()>) -> Piece<'a, Told> {
+        let long = self.long.iter().find(|long| long.0 == row.id);
+        let (seconds, weight) = long.map_or((0, 1), |long| (long.1, long.2));
+        let run = Box::new(move || {
+            prepared.get_or_init(self.prepare);
+            self.one(row, scale)
+        });
+        let name = format!("{} {}", self.name, row.id);
+        Piece { suite: self.name, name, seconds, weight, after: None, run }
+    }
+
+    fn one(&self, row: &'static Row, scale: Scale) -> Told {
+        let name = format!("{} {}", self.name, row.id);
+        println!("{name} begins: {}", row.promise);
+        let (begun, mut tally) = (Instant::now(), Tally::default());
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (row.run)(&mut tally, &scale))) {
+            tally.part("the row broke off", 1, 0);
+            tally.fail("the row broke off", &said(&*panic));
         }
-    });
-    let mut done = done.into_inner().expect("nobody panics here");
-    done.sort_by_key(|one: &Done| wishes.rows.iter().position(|row| row.id == one.row.id));
-    done
+        let took = begun.elapsed().as_secs_f64();
+        println!("{name} ended: {} of {} in {took:.1} s", tally.held(), tally.tried());
+        Told { row, tally, took }
+    }
+
+    /// As the table has them.
+    pub fn in_order(&self, mut told: Vec<Told>) -> Vec<Told> {
+        told.sort_by_key(|one| self.rows.iter().position(|row| row.id == one.row.id));
+        told
+    }
+
+    /// Prints the table. What names a try that there is not, in a row that ran, is an error of the suite.
+    pub fn print(&self, told: &[Told]) {
+        print_cases(self.cases, told);
+        println!("\n{:<6} {:<84} {:>7} {:>7} {:>8}", "row", self.name, "tried", "held", "seconds");
+        for Told { row, tally, took } in told {
+            println!(
+                "{:<6} {:<84} {:>7} {:>7} {took:>8.1}",
+                row.id,
+                row.promise,
+                tally.tried(),
+                tally.held()
+            );
+            tally.notes.iter().for_each(|note| println!("{:<6}   {note}", ""));
+        }
+    }
+
+    /// Everything that did not hold, with what makes it again.
+    pub fn failures(&self, told: &[Told], scale: Scale) -> Vec<String> {
+        let mut failures = Vec::new();
+        for one in told.iter().filter(|one| !one.held()) {
+            let again = format!("{} {} FAILED with --seed {}", self.name, one.row.id, scale.seed);
+            failures.extend(one.tally.failures.iter().map(|failure| format!("{again}\n  {failure}")));
+            if one.tally.failures.is_empty() {
+                failures.push(format!(
+                    "{again}\n  it tried {} and {} held",
+                    one.tally.tried(),
+                    one.tally.held()
+                ));
+            }
+        }
+        failures
+    }
 }
 
-fn run_one(row: &'static Row, scale: &Scale) -> Done {
-    println!("{} begins: {}", row.id, row.promise);
-    keep_evidence(false);
-    let (begun, mut tally) = (Instant::now(), Tally::default());
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (row.run)(&mut tally, scale))) {
-        tally.part("the row broke off", 1, 0);
-        tally.fail("the row broke off", &said(&*panic));
-    }
-    let took = begun.elapsed();
-    println!("{} ended: {} of {} in {:.1} s", row.id, tally.held(), tally.tried(), took.as_secs_f64());
-    for failure in &tally.failures {
-        println!("{} FAILED {failure}", row.id);
-    }
-    Done { row, tally, took }
-}
-
-/// Prints the cases by number. What names a try that there is not, in a row that ran, is an error of the suite.
-fn print_cases(cases: &[Case], done: &[Done]) {
+/// Prints the cases by number.
+fn print_cases(cases: &[Case], told: &[Told]) {
     if !cases.is_empty() {
         println!("\n{:<6} {:<64} {:>7} {:>7}  by", "case", "what", "tried", "held");
     }
@@ -295,7 +364,7 @@ fn print_cases(cases: &[Case], done: &[Done]) {
         let (mut tried, mut held, mut rows) = (0, 0, Vec::new());
         for (id, part) in *by {
             rows.push(*id);
-            let Some(row) = done.iter().find(|one| one.row.id == *id) else { continue };
+            let Some(row) = told.iter().find(|one| one.row.id == *id) else { continue };
             let parts = || row.tally.parts.iter().filter(|(name, ..)| name.contains(*part));
             assert!(parts().count() > 0, "case {number}: row {id} tries nothing with `{part}`");
             tried += parts().map(|part| part.1).sum::<u32>();
@@ -304,23 +373,4 @@ fn print_cases(cases: &[Case], done: &[Done]) {
         rows.dedup();
         println!("{number:<6} {what:<64} {tried:>7} {held:>7}  {}", rows.join(" "));
     }
-}
-
-/// Prints the table; how many rows failed.
-fn print(done: &[Done], scale: Scale) -> usize {
-    println!("\n{:<6} {:<84} {:>7} {:>7} {:>8}", "row", "what", "tried", "held", "seconds");
-    let mut failed = 0;
-    for Done { row, tally, took } in done {
-        let (tried, held, seconds) = (tally.tried(), tally.held(), took.as_secs_f64());
-        println!("{:<6} {:<84} {tried:>7} {held:>7} {seconds:>8.1}", row.id, row.promise);
-        tally.notes.iter().for_each(|note| println!("{:<6}   {note}", ""));
-        failed += usize::from(!tally.all_held());
-    }
-    for Done { row, tally, .. } in done {
-        for failure in &tally.failures {
-            println!("\n{} FAILED with --seed {}\n  {failure}", row.id, scale.seed);
-        }
-    }
-    println!();
-    failed
 }

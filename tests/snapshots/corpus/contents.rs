@@ -4,7 +4,7 @@ use agent_cas::digest_of;
 use agent_model::Digest;
 
 use super::{Case, Fate, Group};
-use crate::forge::{Kind, content, digest, directory, entry, file, node};
+use crate::snapshots::forge::{Kind, content, digest, directory, entry, file, node};
 
 pub(crate) fn contents() -> Vec<Case> {
     let mut group = Group::default();
@@ -39,7 +39,8 @@ fn wrong_digests(group: &mut Group) {
     ];
     for kind in [Kind::File, Kind::Directory] {
         for (what, wire) in &wrong {
-            let inside = if wire.is_empty() { crate::forge::bytes(1, b"a") } else { node(b"a", wire) };
+            let inside =
+                if wire.is_empty() { crate::snapshots::forge::bytes(1, b"a") } else { node(b"a", wire) };
             group.refused(format!("{} with {what}", kind.word()), &["content"], &[entry(kind, &inside)]);
         }
     }

@@ -3,7 +3,7 @@
 use agent_model::Digest;
 
 use super::{Case, Fate, Group, plain};
-use crate::forge::{Kind, bytes, content, digest, entry, file, link, node, number, varint};
+use crate::snapshots::forge::{Kind, bytes, content, digest, entry, file, link, node, number, varint};
 
 const FOREIGN: &[&str] = &["not canonical"];
 

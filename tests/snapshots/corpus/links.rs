@@ -1,7 +1,7 @@
 //! Links that lead out of the tree, or would if another link helped; names that are a link and something else.
 
 use super::{Case, Fate, Group, plain};
-use crate::forge::{Kind, directory, file, link};
+use crate::snapshots::forge::{Kind, directory, file, link};
 
 /// Targets that lead out of wherever they stand, or may.
 const OUT: &[&str] = &[

@@ -1,7 +1,7 @@
 //! Names that are no names, at every place where one can stand; and odd ones that are.
 
 use super::{Case, Fate, Group, plain};
-use crate::forge::{Forge, Kind, directory};
+use crate::snapshots::forge::{Forge, Kind, directory};
 
 /// What no file can be called.
 const BAD: &[&str] = &[
@@ -95,7 +95,7 @@ pub(crate) fn names() -> Vec<Case> {
     group.laid("one name in two normal forms", &[plain(Kind::File, "e\u{301}"), plain(Kind::File, "é")]);
     group.fated("a hook", Fate::Laid(3), |forge| {
         let hook = forge.keep("#!/bin/sh\n");
-        let hooks = forge.directory(&[crate::forge::file("post-checkout", &hook)]);
+        let hooks = forge.directory(&[crate::snapshots::forge::file("post-checkout", &hook)]);
         forge.below(2, ".git", hooks)
     });
     group.0

@@ -4,7 +4,7 @@ use agent_cas::snapshot::{MAX_DEPTH, MAX_PATH};
 use agent_model::Digest;
 
 use super::{Case, Fate, Group, plain};
-use crate::forge::{Forge, Kind, bytes, content, directory, entry, file, link, node};
+use crate::snapshots::forge::{Forge, Kind, bytes, content, directory, entry, file, link, node};
 
 pub(crate) fn shapes() -> Vec<Case> {
     let mut group = Group::default();

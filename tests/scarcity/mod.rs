@@ -8,10 +8,9 @@
 mod acts;
 mod means;
 
-use std::process::ExitCode;
 use std::time::Duration;
 
-use agent_tests::table::{Row, Scale, Table, Tally};
+use agent_tests::table::{Merge, Row, Scale, Suite, Tally};
 use agent_tests::{SOON, eventually};
 
 use acts::{Act, Kept, Round, went_on};
@@ -146,13 +145,13 @@ fn afterwards(bed: &mut Bed, kept: &Kept) -> Result<String, String> {
     }
 }
 
-fn main() -> ExitCode {
-    agent_tests::table::show_panics_by_place();
-    Table {
+pub(crate) fn suite() -> Suite {
+    Suite {
         name: "scarcity",
         rows: ROWS.iter().collect(),
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
+        merge: Merge::Nothing,
+        long: &[],
     }
-    .main()
 }

@@ -20,9 +20,7 @@ mod judge;
 mod look;
 mod sweep;
 
-use std::process::ExitCode;
-
-use agent_tests::table::{Row, Table};
+use agent_tests::table::{Merge, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -49,6 +47,16 @@ fn rows() -> Vec<&'static Row> {
     .collect()
 }
 
-fn main() -> ExitCode {
-    Table { name: "faults", rows: rows(), cases: &[], prepare: || _ = agent_tests::binaries() }.main()
+pub(crate) fn suite() -> Suite {
+    Suite {
+        name: "faults",
+        rows: rows(),
+        cases: &[],
+        prepare: || _ = agent_tests::binaries(),
+        merge: Merge::Rows(&[
+            "A1", "A2", "A3", "A4", "A6", "A8", "A14", "A17", "A19", "A20", "A21", "SWEEP", "B1", "B2", "B3",
+            "B4", "B8", "B9", "B10", "C1", "C2", "C5", "C7", "C9", "C11", "C12", "C13", "D1", "D2", "D3",
+        ]),
+        long: &[],
+    }
 }

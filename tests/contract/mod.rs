@@ -1,8 +1,8 @@
 //! What people who come from Azure Machine Learning do, row by row, and which test shows that it works here.
 //!
 //! ```text
-//! contract names         the tests, for cargo
-//! contract table LOG     the table, with what a run of them (LOG) said
+//! tables contract names         the tests, for cargo
+//! tables contract table LOG     the table, with what a run of them (LOG) said
 //! ```
 //!
 //! The numbers are those of the coverage table of the contract: 64 things that its documents let people do. A row that
@@ -28,8 +28,8 @@ enum Found {
     NotDone,
 }
 
-fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+/// What the words of the command line ask for.
+pub(crate) fn main(words: &[String]) -> ExitCode {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["names"] => {
             let mut names: Vec<&str> = ROWS.iter().flat_map(|row| row.tests()).copied().collect();
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
             }
         },
         _ => {
-            eprintln!("contract names | contract table LOG");
+            eprintln!("tables contract names | tables contract table LOG");
             ExitCode::from(2)
         }
     }

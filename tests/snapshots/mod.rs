@@ -15,14 +15,12 @@ mod isolation;
 mod oddities;
 mod oddstore;
 mod peers;
-mod probe;
+pub(crate) mod probe;
 mod raw;
 mod room;
 mod scans;
 
-use std::process::ExitCode;
-
-use agent_tests::table::{Row, Table};
+use agent_tests::table::{Merge, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -47,11 +45,6 @@ fn prepare() {
     peers::python();
 }
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(("--probe", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
-        return probe::main(rest);
-    }
-    agent_tests::table::show_panics_by_place();
-    Table { name: "snapshots", rows: rows(), cases: cases::CASES, prepare }.main()
+pub(crate) fn suite() -> Suite {
+    Suite { name: "snapshots", rows: rows(), cases: cases::CASES, prepare, merge: Merge::All, long: &[] }
 }

@@ -26,10 +26,7 @@ mod quotas;
 mod split;
 mod users;
 
-use std::process::ExitCode;
-
-use agent_tests::engine::end_shared;
-use agent_tests::table::{Row, Table};
+use agent_tests::table::{Merge, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -48,11 +45,13 @@ fn rows() -> Vec<&'static Row> {
     .collect()
 }
 
-fn main() -> ExitCode {
-    agent_tests::table::show_panics_by_place();
-    let code =
-        Table { name: "boundaries", rows: rows(), cases: &[], prepare: || _ = agent_tests::binaries() }
-            .main();
-    end_shared();
-    code
+pub(crate) fn suite() -> Suite {
+    Suite {
+        name: "boundaries",
+        rows: rows(),
+        cases: &[],
+        prepare: || _ = agent_tests::binaries(),
+        merge: Merge::Rows(&["L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "O1", "O3", "O4", "A1"]),
+        long: &[],
+    }
 }

@@ -12,11 +12,9 @@ mod same;
 mod site;
 mod torn;
 
-use std::process::ExitCode;
-
-use agent_tests::engine::{Engine, end_shared};
+use agent_tests::engine::Engine;
 use agent_tests::images::Image;
-use agent_tests::table::{Row, Table};
+use agent_tests::table::{Merge, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -35,9 +33,17 @@ fn prepare() {
     }
 }
 
-fn main() -> ExitCode {
-    agent_tests::table::show_panics_by_place();
-    let code = Table { name: "containers", rows: rows(), cases: &[], prepare }.main();
-    end_shared();
-    code
+pub(crate) fn suite() -> Suite {
+    Suite {
+        name: "containers",
+        rows: rows(),
+        cases: &[],
+        prepare,
+        merge: Merge::Rows(&[
+            "B1", "B2", "B3", "S1", "S2", "S3", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10",
+            "C11", "C12", "I1", "I2", "I3", "I5", "I6", "E1A", "E1B", "E1C", "E1D", "E1E", "E1F", "T1", "T2",
+            "T3", "T4", "T5", "T6",
+        ]),
+        long: &[],
+    }
 }

@@ -8,9 +8,7 @@ mod machines;
 mod nodes;
 mod tunnels;
 
-use std::process::ExitCode;
-
-use agent_tests::table::{Row, Table};
+use agent_tests::table::{Merge, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -22,7 +20,13 @@ fn prepare() {
     bed::package();
 }
 
-fn main() -> ExitCode {
-    agent_tests::table::show_panics_by_place();
-    Table { name: "attach", rows: rows(), cases: &[], prepare }.main()
+pub(crate) fn suite() -> Suite {
+    Suite {
+        name: "attach",
+        rows: rows(),
+        cases: &[],
+        prepare,
+        merge: Merge::Rows(&["N1", "L1", "M2", "C1", "T1"]),
+        long: &[],
+    }
 }

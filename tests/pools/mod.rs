@@ -9,10 +9,7 @@ mod kubernetes;
 mod slurm;
 mod ssh;
 
-use std::process::ExitCode;
-
-use agent_tests::engine::end_shared;
-use agent_tests::table::{Row, Table};
+use agent_tests::table::{Merge, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -27,9 +24,13 @@ fn prepare() {
     agent_tests::binaries();
 }
 
-fn main() -> ExitCode {
-    agent_tests::table::show_panics_by_place();
-    let code = Table { name: "pools", rows: rows(), cases: &[], prepare }.main();
-    end_shared();
-    code
+pub(crate) fn suite() -> Suite {
+    Suite {
+        name: "pools",
+        rows: rows(),
+        cases: &[],
+        prepare,
+        merge: Merge::Rows(&["P1", "P3", "P4", "P5", "C1", "C2", "C3", "D1", "H1", "S1", "K1"]),
+        long: &[],
+    }
 }

@@ -13,9 +13,7 @@ mod servers;
 mod specs;
 mod together;
 
-use std::process::ExitCode;
-
-use agent_tests::table::{Row, Table};
+use agent_tests::table::{Merge, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -25,7 +23,13 @@ fn rows() -> Vec<&'static Row> {
         .collect()
 }
 
-fn main() -> ExitCode {
-    agent_tests::table::show_panics_by_place();
-    Table { name: "environments", rows: rows(), cases: &[], prepare: bench::prepare }.main()
+pub(crate) fn suite() -> Suite {
+    Suite {
+        name: "environments",
+        rows: rows(),
+        cases: &[],
+        prepare: bench::prepare,
+        merge: Merge::All,
+        long: &[],
+    }
 }

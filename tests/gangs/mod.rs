@@ -11,9 +11,7 @@ mod mpi;
 mod networks;
 mod plain;
 
-use std::process::ExitCode;
-
-use agent_tests::table::{Row, Table};
+use agent_tests::table::{Merge, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -32,7 +30,13 @@ fn rows() -> Vec<&'static Row> {
     .collect()
 }
 
-fn main() -> ExitCode {
-    agent_tests::table::show_panics_by_place();
-    Table { name: "gangs", rows: rows(), cases: &[], prepare: || _ = agent_tests::binaries() }.main()
+pub(crate) fn suite() -> Suite {
+    Suite {
+        name: "gangs",
+        rows: rows(),
+        cases: &[],
+        prepare: || _ = agent_tests::binaries(),
+        merge: Merge::Rows(&["P1", "P2", "P3", "P4", "M1", "A1", "X1", "X2", "X3", "D1", "D3", "R1", "J1"]),
+        long: &[],
+    }
 }
