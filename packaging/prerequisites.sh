@@ -10,10 +10,23 @@ fail() {
     exit 1
 }
 
+# Where LATER is set, what is missing is only noted here, for one installation of all of it by `install_noted`.
+LATER= noted=() noted_packages=()
+
+install_noted() {
+    LATER=
+    [ "${#noted[@]}" -eq 0 ] || install_or_explain "$(IFS=,; echo "${noted[*]}" | sed 's/,/, /g')" "${noted_packages[@]}"
+    noted=() noted_packages=()
+}
+
 # install_or_explain WHAT PACKAGE...: by apt where this user may, otherwise says exactly what to install.
 install_or_explain() {
     local what=$1 as_root=()
     shift
+    if [ -n "$LATER" ]; then
+        noted+=("$what") noted_packages+=("$@")
+        return
+    fi
     if [ "$(id -u)" -ne 0 ]; then
         command -v sudo >/dev/null && sudo -n true 2>/dev/null && as_root=(sudo -n) || as_root=(false)
     fi

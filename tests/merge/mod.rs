@@ -25,7 +25,7 @@ use programs::{Program, Ran, check, limited, quiet};
 const SCALE: Scale = Scale { full: false, seed: 1 };
 
 /// How much runs at a time, by weight: most of what a row takes is waiting.
-const AT_ONCE: usize = 5;
+const AT_ONCE: usize = 6;
 
 /// The suites that are not tables, in the order in which their cost is told.
 const OTHERS: [&str; 6] = ["style", "unit", "model", "repo", "system", "quickstart"];
@@ -122,7 +122,7 @@ fn row<'a>(suite: &Suite, piece: Piece<'a, Told>) -> Piece<'a, Came> {
 /// Everything that is no row of a table.
 fn others<'a>(programs: &'a [Program], engine: &'a OnceLock<Vec<Program>>) -> Vec<Piece<'a, Came>> {
     let mut pieces = vec![
-        piece("environments", ENGINE, 2000, 2, || {
+        piece("environments", ENGINE, 2000, 1, || {
             // One of an earlier build is not to be taken for it.
             let _ = fs::remove_file(binaries().join("agent-env"));
             // In a build of its own: nothing else is to be compiled with what only the engine needs.
@@ -142,7 +142,7 @@ fn others<'a>(programs: &'a [Program], engine: &'a OnceLock<Vec<Program>>) -> Ve
         piece("style", "formatted", 0, 1, || {
             check("style", "formatted", limited().args(["cargo", "fmt", "--all", "--check"]))
         }),
-        piece("style", "clippy", 900, 2, || {
+        piece("style", "clippy", 900, 1, || {
             let mut clippy = quiet();
             clippy.args(["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--quiet"]);
             clippy.args(["--features", "agent-env/engine", "--", "-D", "warnings"]);
@@ -159,7 +159,7 @@ fn others<'a>(programs: &'a [Program], engine: &'a OnceLock<Vec<Program>>) -> Ve
         pieces.push(match program.name.as_str() {
             "repo" => piece("repo", "the rules of the repository", 10, 1, || program.run("repo", &[])),
             "system" => {
-                piece("system", "system", 1000, 3, || program.run("system", &["--test-threads", "3"]))
+                piece("system", "system", 1000, 2, || program.run("system", &["--test-threads", "3"]))
             }
             "longlog" => piece("system", "a long log", 60, 1, || program.run("system", &["--nocapture"])),
             name => {
