@@ -12,6 +12,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("agent-proto", "proto", &["agent-identity", "agent-model"]),
     ("agent-shim", "agent/shim", &["agent-fs", "agent-model"]),
     ("agent-spawn", "agent/spawn", &["agent-fs", "agent-model", "agent-shim"]),
+    ("agent-command", "agent/command", &["agent-model", "agent-shim", "agent-spawn"]),
     ("agent-env", "agent/env", &["agent-fs", "agent-model"]),
     ("agent-node", "agent/node", &["agent-model"]),
     ("agent-attach", "agent/attach", &["agent-model"]),
@@ -19,9 +20,9 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     (
         "agent-runtime",
         "agent/runtime",
-        &["agent-fs", "agent-model", "agent-shim", "agent-spawn", "agent-env"],
+        &["agent-fs", "agent-model", "agent-shim", "agent-spawn", "agent-command", "agent-env"],
     ),
-    ("agent-pools", "agent/pools", &["agent-model", "agent-runtime"]),
+    ("agent-pools", "agent/pools", &["agent-command", "agent-model"]),
     (
         "agent-control",
         "agent/control",
@@ -39,6 +40,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
             "agent-cas",
             "agent-shim",
             "agent-spawn",
+            "agent-command",
             "agent-runtime",
             "agent-node",
             "agent-pools",
@@ -65,6 +67,7 @@ const CONFINED: &[(&str, &[&str])] = &[
         &[
             "agent/shim/",
             "agent/spawn/",
+            "agent/command/",
             "agent/runtime/src/exec",
             "agent/agentd/src/config/people.rs",
             "agent/agentctl/src/commands/view.rs",

@@ -6,6 +6,9 @@
 //! group. A killed daemon can do none of that: callers whose children must not survive it give them a mark, and
 //! [`agent_shim::process::kill_marked`] finds them after the restart.
 
+mod child;
+mod memory_group;
+
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -26,8 +29,10 @@ use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 
-use super::child::Child;
-use super::memory_group::{Kills, MemoryGroup};
+use memory_group::Kills;
+
+pub use child::Child;
+pub use memory_group::MemoryGroup;
 
 /// The most output [`Command::capture`] keeps, in bytes; the rest is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
@@ -150,13 +155,13 @@ impl Command {
     /// It runs as the user with this number, with only that user's rights, and the processes it starts are killed
     /// with it. `shim` is the program that switches to the user.
     #[must_use]
-    pub(crate) fn run_as(mut self, shim: &Path, id: u32) -> Command {
+    pub fn run_as(mut self, shim: &Path, id: u32) -> Command {
         self.becomes = Some((shim.to_owned(), id));
         self
     }
 
     /// Whether it runs as another user than this process.
-    pub(crate) fn is_somebody_else(&self) -> bool {
+    pub fn is_somebody_else(&self) -> bool {
         self.becomes.is_some()
     }
 
@@ -215,7 +220,7 @@ impl Command {
 
     /// While it works it may be silent for [`PATIENCE`] times that: pip says nothing while it unpacks.
     #[must_use]
-    pub(crate) fn may_work_silently(mut self) -> Command {
+    pub fn may_work_silently(mut self) -> Command {
         self.may_work = true;
         self
     }
@@ -236,7 +241,7 @@ impl Command {
 
     /// Its processes are limited, and killed, together with all others in the group.
     #[must_use]
-    pub(crate) fn within(mut self, limited: Option<Arc<MemoryGroup>>) -> Command {
+    pub fn within(mut self, limited: Option<Arc<MemoryGroup>>) -> Command {
         self.within = limited;
         self
     }
@@ -485,26 +490,4 @@ impl Drop for Group {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn test_rest_is_read_before_the_receiver_has_heard_of_it() {
-        let (output, mut input) = io::pipe().unwrap();
-        let output = pipe::Receiver::from_owned_fd(output.into()).unwrap();
-        input.write_all(b"the last words").unwrap();
-        drop(input);
-        let mut buffer = [0; 64];
-        assert_eq!(read_rest(&output, &mut buffer), 14);
-        assert_eq!(&buffer[..14], b"the last words");
-        assert_eq!(read_rest(&output, &mut buffer), 0);
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn test_everything_a_short_child_says_is_kept() {
-        for round in 0..500 {
-            let output = Command::new("/bin/echo").arg("said").capture().await.unwrap();
-            assert_eq!(output.text, b"said\n", "round {round}");
-        }
-    }
-}
+mod tests;
