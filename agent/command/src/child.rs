@@ -16,7 +16,7 @@ pub enum Child {
 }
 
 impl Child {
-    /// Its number; for an own child only until its end was waited for.
+    /// Its process ID; for an own child only until its end was waited for.
     pub fn id(&self) -> Option<i32> {
         match self {
             Child::Own(child) => child.id().and_then(|id| i32::try_from(id).ok()),

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 /// How many processes of a group the kernel has killed for lack of memory.
 pub(crate) type Kills = u64;
 
-/// A group that limits the memory of commands.
+/// A group that limits the memory of the commands that run in it ([`Command::within`](crate::Command::within)).
 #[derive(Debug)]
 pub struct MemoryGroup {
     groups: Groups,
@@ -28,12 +28,25 @@ pub struct MemoryGroup {
     scope: Option<Mutex<PathBuf>>,
 }
 
+/// Why the memory of commands cannot be limited on this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryGroupError {
+    /// No hierarchy of control groups takes a group of this process.
+    #[error("no control group can be made here")]
+    NoGroup,
+    /// The groups take no memory limit.
+    #[error("{}", .0.join("; "))]
+    Unlimited(
+        /// Why not, for people: [`cgroup::Made::unmet`].
+        Vec<String>,
+    ),
+}
+
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl MemoryGroup {
-    /// Makes a group whose processes may use this much memory together, in bytes. The error is the reason why it
-    /// cannot. Blocks for a moment.
-    pub fn make(limit: u64) -> Result<MemoryGroup, String> {
+    /// Makes a group whose processes may use this much memory together, in bytes. Blocks for a moment.
+    pub fn make(limit: u64) -> Result<MemoryGroup, MemoryGroupError> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("agentd-builder-{}-{number}", std::process::id());
         let places = cgroup::places(&agent_shim::CgroupRequest::default());
@@ -45,8 +58,8 @@ impl MemoryGroup {
                 group.scope = Some(Mutex::default());
                 Ok(group)
             }
-            None if group.groups.dirs().is_empty() => Err("no control group can be made here".to_owned()),
-            None => Err(made.unmet.join("; ")),
+            None if group.groups.dirs().is_empty() => Err(MemoryGroupError::NoGroup),
+            None => Err(MemoryGroupError::Unlimited(made.unmet)),
         }
     }
 
@@ -72,6 +85,7 @@ impl MemoryGroup {
         }
     }
 
+    /// Compared with an earlier answer, this tells whether the limit was exceeded meanwhile; 0 if it cannot be read.
     pub(crate) fn kills(&self) -> Kills {
         if let Some(scope) = &self.scope {
             return kills::in_group(&scope.lock()).unwrap_or(0);

@@ -241,7 +241,7 @@ impl BuildWorkspace {
                     // A property of the machine, which `agentctl doctor` shows: no news for whoever builds.
                     let warn = || {
                         let limit = size::decimal(limit);
-                        tracing::warn!(limit, why, "cannot limit memory of builds");
+                        tracing::warn!(limit, %why, "cannot limit memory of builds");
                     };
                     WARNED.call_once(warn);
                 })
