@@ -14,11 +14,11 @@ pub(crate) mod schedule;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_command::Command;
 use agent_control::{ControllerStops, ShutdownPlan, Standby, Work};
 use agent_model::causes;
 use agent_model::words::count;
 use agent_model::{Clock, Timestamp};
-use agent_runtime::exec::Command;
 use tracing::{info, warn};
 
 use crate::config::{Config, ShutdownSettings};

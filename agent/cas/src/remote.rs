@@ -260,7 +260,7 @@ impl BlobStore for Remote {
         let questions = questions.into_iter().map(|question| self.ask_missing(question));
         // Together, for one round trip.
         let answers = stream::iter(questions).buffered(IN_FLIGHT).try_concat();
-        let (terms, missing) = futures_util::join!(self.terms(), answers);
+        let (terms, missing) = tokio::join!(self.terms(), answers);
         terms.map_err(|status| MissingError::Remote { source: status.into() })?;
         missing
     }

@@ -11,8 +11,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use agent_command::{Command, CommandError};
 use agent_model::causes;
-use agent_runtime::exec::{Command, CommandError};
 use serde_json::Value;
 use tokio::sync::Notify;
 

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use agent_command::Command;
 use agent_env::{EngineEvent, EngineRequest, Failure, FailureKind, Fetch, Fetched, Task};
 use agent_model::failpoint;
 use parking_lot::Mutex;
@@ -33,7 +34,6 @@ use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
 use crate::env::{Builder, Ear, Progress};
-use crate::exec::Command;
 use entry::Entry;
 
 pub use agent_env::{Options, UploadTarget, Uploaded};

@@ -1,9 +1,7 @@
-//! Running commands: jobs that outlive the daemon, and short children that must not outlive it.
+//! Running jobs, which outlive the daemon.
 //!
-//! Owns every process start of the daemon. A job runs under a shim ([`Local`]): [`Executor::launch`] makes sure it is
-//! started exactly once, [`Executor::reattach`] finds out from the job directory alone what became of it, and a
-//! [`Running`] follows it. A short child ([`Command`]) is killed with its whole group as soon as no caller waits for
-//! it.
+//! A job runs under a shim ([`Local`]): [`Executor::launch`] makes sure it is started exactly once,
+//! [`Executor::reattach`] finds out from the job directory alone what became of it, and a [`Running`] follows it.
 //!
 //! Tests have a second executor, `Fake`, whose shims are tasks. `conformance` tests the promises of both.
 //!
@@ -15,8 +13,6 @@
 //!
 //! Tasks: one per [`Running`], owned by it, that follows the shim's socket and reaps the shim.
 
-mod child;
-mod command;
 #[cfg(test)]
 mod conformance;
 mod connection;
@@ -25,7 +21,6 @@ mod containment;
 #[cfg(any(test, feature = "fakes"))]
 mod fake;
 mod local;
-mod memory_group;
 mod process;
 mod running;
 mod scope;
@@ -41,13 +36,11 @@ use futures_util::future::BoxFuture;
 use nix::errno::Errno;
 
 pub use agent_shim::wire::Progress;
-pub use command::{Command, CommandError, CommandOutput, Leash};
 pub use container::{ContainerSpec, Containers, SupervisorError, own_user};
 pub use containment::{Containment, containment, sweep_groups};
 #[cfg(any(test, feature = "fakes"))]
 pub use fake::Fake;
 pub use local::Local;
-pub(crate) use memory_group::MemoryGroup;
 pub use running::{RenewError, Running, StopError, WaitError};
 pub use scope::is_stopping;
 pub use session::{SessionError, SessionReader, SessionWriter, open_session};

@@ -1,9 +1,9 @@
-//! Environments and execution: everything that starts a process.
+//! Environments and execution: how jobs get what they need, and run.
 //!
 //! [`env`] builds software environments and keeps them; [`exec`] starts jobs, finds them again after the daemon was
 //! restarted, stops them and waits for them; both use the container engine through [`docker`]. [`data`] fetches what jobs
-//! read and nobody sends. Within this crate only
-//! `exec` starts processes: `env` runs its builders through [`exec::Command`].
+//! read and nobody sends. Builders and fetchers
+//! are short children, each an [`agent_command::Command`].
 
 pub mod data;
 pub mod docker;

@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agent_command::Command;
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -20,7 +21,6 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::builder::Builder;
 use super::cache::{EnvDir, Left, blocking};
-use crate::exec::Command;
 
 /// How long compiling may take: it prints nothing while it works.
 const WITHIN: Duration = Duration::from_secs(3600);

@@ -8,6 +8,7 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
+use agent_command::{Command, MemoryGroup};
 use agent_model::{failpoint, size};
 use agent_shim::kills::on_machine;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ use super::Progress;
 use super::builder::Builder;
 use super::downloads::Downloads;
 use super::single_flight::Transcript;
-use crate::exec::{Command, MemoryGroup, says_lack};
+use crate::exec::says_lack;
 
 /// How much of a command's output is kept to diagnose an error, in bytes.
 const KEPT: usize = 64 << 10;
@@ -240,7 +241,7 @@ impl BuildWorkspace {
                     // A property of the machine, which `agentctl doctor` shows: no news for whoever builds.
                     let warn = || {
                         let limit = size::decimal(limit);
-                        tracing::warn!(limit, why, "cannot limit memory of builds");
+                        tracing::warn!(limit, %why, "cannot limit memory of builds");
                     };
                     WARNED.call_once(warn);
                 })

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_command::Command;
 use agent_model::Digest;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::builder::Builder;
 use crate::docker::Docker;
-use crate::exec::Command;
 
 /// The directory of environments, and the settings of their builders.
 #[derive(Debug, Clone)]

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use agent_command::Command;
 use agent_env::{Build, EngineEvent, EngineRequest, Failure, FailureKind, Platform, Sweep, Task};
 
 use super::build_workspace::{ATTEMPTS, Deaths, pause};
 use super::progress::Narrator;
 use super::{AcquireError, BuildWorkspace, EnvConfig};
-use crate::exec::Command;
 
 const ASK: &str = "asking the conda engine what this machine offers";
 const BUILD: &str = "installing conda packages";

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_command::CommandError;
 use agent_model::size;
 
 use crate::docker::DockerError;
-use crate::exec::{CommandError, is_lack, says_lack};
+use crate::exec::{is_lack, says_lack};
 
 /// Why environments cannot be kept in a directory.
 #[derive(Debug, thiserror::Error)]

@@ -8,6 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
+use agent_command::Command;
 use agent_model::EnvSpec;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -15,7 +16,6 @@ use futures_util::future::BoxFuture;
 use super::interpreter::{Interpreter, Interpreters};
 use super::present::Present;
 use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
-use crate::exec::Command;
 
 /// Increased when the same identity would be built differently.
 const VERSION: u32 = 2;

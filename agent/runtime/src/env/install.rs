@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use agent_command::Command;
 use agent_model::failpoint;
 
 use super::dists::{self, Dists, Hashes};
@@ -16,7 +17,6 @@ use super::downloads::Downloads;
 use super::pip_settings::settings;
 use super::uv::{self, Finder, Found};
 use super::{AcquireError, BuildWorkspace, EnvConfig, Phase, Progress, pip_output};
-use crate::exec::Command;
 
 /// The file with the lines, in the directory where installers run: they repeat its name in much of what they print.
 const LIST: &str = "requirements.txt";

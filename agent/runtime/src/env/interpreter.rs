@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_command::{Command, CommandError};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::build_workspace::Deaths;
 use super::{AcquireError, EnvConfig};
-use crate::exec::{Command, CommandError};
 
 /// How long an interpreter may take to answer, on a machine that is busy with other jobs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);

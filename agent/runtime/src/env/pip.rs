@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_command::Command;
 use agent_model::EnvSpec;
 use agent_model::condafile::Lock;
 use futures_util::FutureExt;
@@ -15,7 +16,6 @@ use super::dists;
 use super::install::{InstallSpec, Installer, indexes, local_files};
 use super::interpreter::{Interpreter, Interpreters};
 use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
-use crate::exec::Command;
 
 /// Increased when the same identity would be built differently.
 const VERSION: u32 = 2;

@@ -9,11 +9,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use agent_command::Command;
 use serde::Deserialize;
 
 use super::interpreter::{Interpreter, PATIENCE};
 use super::{AcquireError, EnvConfig};
-use crate::exec::Command;
 
 /// Reads requirements, one per line. Without the library that parses them only names are looked up.
 const QUESTION: &str = r##"

@@ -2,6 +2,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
+use agent_command::Command;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
@@ -9,7 +10,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::*;
-use crate::exec::Command;
 
 mod conda;
 mod images;

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_command::Command;
+
 use super::build_workspace::Ran;
 use super::{AcquireError, EnvConfig, Uv};
-use crate::exec::Command;
 
 /// How long it may take to print its version, on a machine that is busy with other jobs.
 const PATIENCE: Duration = Duration::from_secs(30);

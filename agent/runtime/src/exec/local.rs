@@ -12,13 +12,13 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_command::Child;
 use agent_model::Boot;
 use agent_shim::wire::{Event, Request};
 use agent_shim::{JobDir, Launch, process};
 use futures_util::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
 use tokio::time::Instant;
 
-use super::child::Child;
 use super::connection::{AGAIN, ANSWER, Connection, JobTrace, LEASES, clear_lost, end_all, look};
 use super::process::enclose;
 use super::{ContainerSpec, Containers, Executor, Found, LaunchError, ReattachError, Running};

@@ -9,12 +9,12 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::{fs, io};
 
+use agent_command::Child;
 use agent_model::failpoint;
 use agent_shim::{JobDir, Launch};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::unix::pipe;
 
-use super::child::Child;
 use super::connection::{ANSWER, Connection};
 use super::{LaunchError, Local, scope};
 

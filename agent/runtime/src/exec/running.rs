@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_command::Child;
 use agent_model::Boot;
 use agent_shim::segments::Reader;
 use agent_shim::wire::{Event, Progress, Request};
@@ -11,7 +12,6 @@ use agent_shim::{ExitRecord, JobDir};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::child::Child;
 use super::connection::{Connection, JobTrace, LEASES, clear_lost, look};
 use super::{Lost, ReattachError};
 

@@ -1,13 +1,12 @@
-//! Scopes of systemd around supervisors and builders, if systemd runs the machine ([`agent_spawn::Scope`]). Without
+//! Scopes of systemd around supervisors, if systemd runs the machine ([`agent_spawn::Scope`]). Without
 //! it, or if it refuses, nothing is lost: the shim then makes groups where it runs.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
+use agent_command::Command;
 use agent_shim::Hello;
 use agent_spawn::{Scope, ScopeError};
-
-use super::Command;
 
 pub(super) use agent_spawn::can_make_scopes as is_possible;
 
@@ -33,15 +32,7 @@ pub(super) async fn enclose(hello: &Hello, metadata: bool) -> Result<(), ScopeEr
         return Ok(());
     }
     let scope = Scope::Job { replica: hello.replica.clone(), instance: hello.instance.clone(), metadata };
-    make(hello.pid, scope).await.map(drop)
-}
-
-/// Puts a child into a scope of its own that limits its memory, and returns its control group.
-pub(super) async fn limit(pid: i32, number: u64, memory: u64) -> Result<PathBuf, ScopeError> {
-    make(pid, Scope::Builder { number, memory }).await
-}
-
-async fn make(pid: i32, scope: Scope) -> Result<PathBuf, ScopeError> {
+    let pid = hello.pid;
     let made = tokio::task::spawn_blocking(move || agent_spawn::enclose(pid, &scope)).await;
-    made.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    made.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())).map(drop)
 }

@@ -290,7 +290,7 @@ fn test_supervisor_that_the_kernel_ended_is_no_riddle() {
 #[test]
 fn test_lack_is_not_blamed_on_who_asked_for_an_environment() {
     let cannot = |errno: Errno| {
-        let source = exec::CommandError::Spawn { program: "python3".into(), source: errno.into() };
+        let source = agent_command::CommandError::Spawn { program: "python3".into(), source: errno.into() };
         AcquireError::Command { step: "asking", source: std::sync::Arc::new(source) }
     };
     let judged = |errno| {

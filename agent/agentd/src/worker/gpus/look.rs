@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use agent_command::{Command, CommandError, Leash};
 use agent_model::gpu::{Driver, Look};
 use agent_model::{causes, failpoint};
 use agent_node::gpu;
-use agent_runtime::exec::{Command, CommandError, Leash};
 use tracing::warn;
 
 use crate::config::Config;

@@ -13,28 +13,40 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use agent_shim::Limits;
 use agent_shim::cgroup::{self, Groups};
 use agent_shim::kills;
+use agent_spawn::Scope;
 use parking_lot::Mutex;
 
-use super::scope;
-
 /// How many processes of a group the kernel has killed for lack of memory.
-pub(super) type Kills = u64;
+pub(crate) type Kills = u64;
 
-/// A group that limits the memory of commands.
+/// A group that limits the memory of the commands that run in it ([`Command::within`](crate::Command::within)).
 #[derive(Debug)]
-pub(crate) struct MemoryGroup {
+pub struct MemoryGroup {
     groups: Groups,
     limit: u64,
     /// Made by systemd, one for each command: the group of the last.
     scope: Option<Mutex<PathBuf>>,
 }
 
+/// Why the memory of commands cannot be limited on this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryGroupError {
+    /// No hierarchy of control groups takes a group of this process.
+    #[error("no control group can be made here")]
+    NoGroup,
+    /// The groups take no memory limit.
+    #[error("{}", .0.join("; "))]
+    Unlimited(
+        /// Why not, for people: [`cgroup::Made::unmet`].
+        Vec<String>,
+    ),
+}
+
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl MemoryGroup {
-    /// Makes a group whose processes may use this much memory together, in bytes. The error is the reason why it
-    /// cannot. Blocks for a moment.
-    pub(crate) fn make(limit: u64) -> Result<MemoryGroup, String> {
+    /// Makes a group whose processes may use this much memory together, in bytes. Blocks for a moment.
+    pub fn make(limit: u64) -> Result<MemoryGroup, MemoryGroupError> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("agentd-builder-{}-{number}", std::process::id());
         let places = cgroup::places(&agent_shim::CgroupRequest::default());
@@ -42,36 +54,39 @@ impl MemoryGroup {
         let mut group = MemoryGroup { groups: made.groups, limit, scope: None };
         match made.limits.memory {
             Some(_) => Ok(group),
-            None if scope::is_possible() => {
+            None if agent_spawn::can_make_scopes() => {
                 group.scope = Some(Mutex::default());
                 Ok(group)
             }
-            None if group.groups.dirs().is_empty() => Err("no control group can be made here".to_owned()),
-            None => Err(made.unmet.join("; ")),
+            None if group.groups.dirs().is_empty() => Err(MemoryGroupError::NoGroup),
+            None => Err(MemoryGroupError::Unlimited(made.unmet)),
         }
     }
 
     /// The limit, in bytes.
-    pub(super) fn limit(&self) -> u64 {
+    pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
     /// The files through which a process enters the group, by writing its number.
-    pub(super) fn procs_files(&self) -> impl Iterator<Item = PathBuf> + '_ {
+    pub(crate) fn procs_files(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.groups.dirs().iter().map(|dir| dir.join("cgroup.procs"))
     }
 
     /// Puts a process into a scope of its own if systemd makes the groups, before it does much.
-    pub(super) async fn enclose(&self, pid: i32) {
+    pub(crate) async fn enclose(&self, pid: i32) {
         let Some(known) = &self.scope else { return };
-        match scope::limit(pid, NUMBER.fetch_add(1, Ordering::Relaxed), self.limit).await {
+        let scope = Scope::Builder { number: NUMBER.fetch_add(1, Ordering::Relaxed), memory: self.limit };
+        let made = tokio::task::spawn_blocking(move || agent_spawn::enclose(pid, &scope)).await;
+        match made.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
             Ok(group) => *known.lock() = group,
             // A command that ends at once is gone before systemd receives the request.
             Err(error) => tracing::debug!(%error, "the memory of a builder is not limited"),
         }
     }
 
-    pub(super) fn kills(&self) -> Kills {
+    /// Compared with an earlier answer, this tells whether the limit was exceeded meanwhile; 0 if it cannot be read.
+    pub(crate) fn kills(&self) -> Kills {
         if let Some(scope) = &self.scope {
             return kills::in_group(&scope.lock()).unwrap_or(0);
         }

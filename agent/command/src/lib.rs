@@ -1,10 +1,16 @@
 //! Short children: output captured or streamed, a limit on silence, and no process left behind.
 //!
-//! Each child leads a process group of its own. The group is killed when the child has ended (before it is reaped,
-//! while its number cannot be reused), when it is silent for too long, and when the future that waits for it is
-//! dropped; the processes in a [`MemoryGroup`] are killed with the last user of that, even if they left the process
-//! group. A killed daemon can do none of that: callers whose children must not survive it give them a mark, and
+//! Hides: pipes, process groups and control groups, and whether this process starts a child or the helper does
+//! ([`agent_spawn`]).
+//!
+//! Invariants: each child leads a process group of its own. The group is killed when the child has ended (before it
+//! is reaped, while its number cannot be reused), when it is silent for too long, and when the future that waits for
+//! it is dropped; the processes in a [`MemoryGroup`] are killed with the last user of that, even if they left the
+//! process group. A killed daemon can do none of that: callers whose children must not survive it give them a mark, and
 //! [`agent_shim::process::kill_marked`] finds them after the restart.
+
+mod child;
+mod memory_group;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -26,8 +32,10 @@ use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 
-use super::child::Child;
-use super::memory_group::{Kills, MemoryGroup};
+use memory_group::Kills;
+
+pub use child::Child;
+pub use memory_group::{MemoryGroup, MemoryGroupError};
 
 /// The most output [`Command::capture`] keeps, in bytes; the rest is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
@@ -42,7 +50,8 @@ const LEAST_WORK: Duration = Duration::from_millis(10);
 /// first, since processes that a program starts while it is being moved would stay outside.
 const ENTER: &str = r#"while [ "$1" != -- ]; do echo $$ 2>/dev/null > "$1"; shift; done; shift; exec "$@""#;
 
-/// A short child to run. Its environment is only what [`envs`](Command::envs) gives it, its standard input only what
+/// A short child to run, once for each [`capture`](Command::capture), [`stream`](Command::stream) or
+/// [`talk`](Command::talk). Its environment is only what [`envs`](Command::envs) gives it, its standard input only what
 /// [`input`](Command::input) gives it.
 #[derive(Debug, Clone)]
 pub struct Command {
@@ -147,16 +156,17 @@ impl Command {
         }
     }
 
-    /// It runs as the user with this number, with only that user's rights, and the processes it starts are killed
-    /// with it. `shim` is the program that switches to the user.
+    /// It runs as the user with the number `id`, with only that user's rights, and the processes it starts are killed
+    /// with it. `shim` is the path of `agent-shim`, which switches to the user; the helper, if there is one, uses its
+    /// own, and its own number.
     #[must_use]
-    pub(crate) fn run_as(mut self, shim: &Path, id: u32) -> Command {
+    pub fn run_as(mut self, shim: &Path, id: u32) -> Command {
         self.becomes = Some((shim.to_owned(), id));
         self
     }
 
     /// Whether it runs as another user than this process.
-    pub(crate) fn is_somebody_else(&self) -> bool {
+    pub fn is_somebody_else(&self) -> bool {
         self.becomes.is_some()
     }
 
@@ -213,9 +223,9 @@ impl Command {
         self
     }
 
-    /// While it works it may be silent for [`PATIENCE`] times that: pip says nothing while it unpacks.
+    /// While it uses the processor it may be silent for six times that: pip says nothing while it unpacks.
     #[must_use]
-    pub(crate) fn may_work_silently(mut self) -> Command {
+    pub fn may_work_silently(mut self) -> Command {
         self.may_work = true;
         self
     }
@@ -234,14 +244,14 @@ impl Command {
         self
     }
 
-    /// Its processes are limited, and killed, together with all others in the group.
+    /// Its processes are limited, and killed, together with all others in the group; `None` for no limit.
     #[must_use]
-    pub(crate) fn within(mut self, limited: Option<Arc<MemoryGroup>>) -> Command {
+    pub fn within(mut self, limited: Option<Arc<MemoryGroup>>) -> Command {
         self.within = limited;
         self
     }
 
-    /// Runs it to its end and returns its output.
+    /// Runs it to its end and returns its output. A status that means failure is no error.
     pub async fn capture(&self) -> Result<CommandOutput, CommandError> {
         let mut text = Vec::new();
         let keep = |bytes: &[u8]| text.extend_from_slice(&bytes[..bytes.len().min(MAX_CAPTURE - text.len())]);
@@ -250,6 +260,7 @@ impl Command {
     }
 
     /// Runs it to its end and passes on its output: standard output and standard error in one order.
+    /// Returns how it ended: a status that means failure is no error.
     pub async fn stream(&self, mut sink: impl FnMut(&[u8]) + Send) -> Result<ExitStatus, CommandError> {
         let started = async {
             let (output, input) = io::pipe()?;
@@ -261,6 +272,7 @@ impl Command {
     }
 
     /// Runs it to its end and passes on its output: standard output and standard error separately.
+    /// Returns how it ended, as [`stream`](Command::stream).
     pub async fn talk(
         &self,
         mut output: impl FnMut(&[u8]) + Send,
@@ -289,8 +301,7 @@ impl Command {
         let [first, second] = &mut buffers;
         let id = group.id;
         if let (Some((limited, _)), Some(id)) = (&group.within, id) {
-            // Boxed: it runs a command of its own.
-            Box::pin(limited.enclose(id.as_raw())).await;
+            limited.enclose(id.as_raw()).await;
         }
         while pipes.iter().any(Option::is_some) {
             let (index, read) = tokio::select! {
@@ -485,26 +496,4 @@ impl Drop for Group {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn test_rest_is_read_before_the_receiver_has_heard_of_it() {
-        let (output, mut input) = io::pipe().unwrap();
-        let output = pipe::Receiver::from_owned_fd(output.into()).unwrap();
-        input.write_all(b"the last words").unwrap();
-        drop(input);
-        let mut buffer = [0; 64];
-        assert_eq!(read_rest(&output, &mut buffer), 14);
-        assert_eq!(&buffer[..14], b"the last words");
-        assert_eq!(read_rest(&output, &mut buffer), 0);
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn test_everything_a_short_child_says_is_kept() {
-        for round in 0..500 {
-            let output = Command::new("/bin/echo").arg("said").capture().await.unwrap();
-            assert_eq!(output.text, b"said\n", "round {round}");
-        }
-    }
-}
+mod tests;

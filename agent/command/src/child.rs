@@ -8,14 +8,16 @@ use agent_spawn::Started;
 
 /// A process that is waited for. Dropping it does not end it, but kills a builder of the helper.
 #[derive(Debug)]
-pub(super) enum Child {
+pub enum Child {
+    /// A child of this process.
     Own(tokio::process::Child),
+    /// A child of the helper `agent-spawn`.
     Helped(Arc<Started>),
 }
 
 impl Child {
-    /// Its number; for an own child only until its end was waited for.
-    pub(super) fn id(&self) -> Option<i32> {
+    /// Its process ID; for an own child only until its end was waited for.
+    pub fn id(&self) -> Option<i32> {
         match self {
             Child::Own(child) => child.id().and_then(|id| i32::try_from(id).ok()),
             Child::Helped(started) => Some(started.pid),
@@ -23,7 +25,7 @@ impl Child {
     }
 
     /// Waits for its end; returns how it ended.
-    pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
+    pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         match self {
             Child::Own(child) => child.wait().await,
             Child::Helped(started) => {
