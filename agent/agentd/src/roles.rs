@@ -49,7 +49,7 @@ use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::data::Data;
 use crate::worker::environments::{Keeper, eviction, room};
 use crate::worker::gpus::{Gpus, Looker};
-use crate::worker::journal::Sqlite;
+use crate::worker::journal::{Journal, Sqlite};
 use crate::worker::preemption::Preemptions;
 use crate::worker::prestaged_trees::PrestagedTrees;
 use crate::worker::reconcile::{ControllerLink, Reconciler, SYNC_COMES_ROUND};
@@ -443,8 +443,8 @@ async fn start_node(
 }
 
 /// What the node knows of itself, and the services that tell it to clients of this machine.
-fn tell_clients<J>(
-    worker: &Worker<J>,
+fn tell_clients(
+    worker: &Worker,
     inventory: watch::Receiver<Inventory>,
 ) -> (watch::Sender<NodeStanding>, NodeApi) {
     let (standing, known) = watch::channel(NodeStanding::new(worker.clock.now()));
@@ -484,7 +484,7 @@ fn watch_provider(
 }
 
 /// Removes containers that belong to no job, again and again.
-fn sweep(supervisor: &Supervisor, journal: Arc<Sqlite>, containers: Containers) {
+fn sweep(supervisor: &Supervisor, journal: Arc<dyn Journal>, containers: Containers) {
     supervisor.spawn_again(TaskKind::Upkeep, "containers", move || {
         containers::sweep(journal.clone(), containers.clone())
     });

@@ -60,7 +60,7 @@ pub(crate) async fn clear(executor: &dyn Executor, dir: &JobDir) {
 }
 
 /// Runs forever: removes containers that nobody needs.
-pub(crate) async fn sweep<J: Journal>(journal: Arc<J>, containers: Containers) {
+pub(crate) async fn sweep(journal: Arc<dyn Journal>, containers: Containers) {
     let mut next = Instant::now() + SWEEP_EVERY;
     loop {
         tokio::time::sleep_until(next).await;

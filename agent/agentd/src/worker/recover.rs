@@ -43,7 +43,7 @@ pub(crate) async fn prepare(dir: &JobDir, record: &Record) -> io::Result<()> {
 }
 
 /// Every replica of the journal, and every one that has a directory and is not over.
-pub(crate) async fn open_replicas(journal: &impl Journal, jobs: &Path) -> Result<Vec<Record>, RecoverError> {
+pub(crate) async fn open_replicas(journal: &dyn Journal, jobs: &Path) -> Result<Vec<Record>, RecoverError> {
     let mut records = journal.open_replicas().await?;
     let known: BTreeSet<ReplicaId> = records.iter().map(|record| record.replica.clone()).collect();
     for entry in std::fs::read_dir(jobs).map_err(RecoverError::Directories)? {
