@@ -14,7 +14,7 @@ use std::time::Duration;
 use agent_control::{IdentityConfig, Peer};
 use agent_identity::{Authority, Presented, ServerStream, ServerTls};
 use agent_model::{Address, Clock};
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -114,7 +114,7 @@ impl Listener {
                         let Some(permit) = self.connections.permit() else { continue };
                         let (tls, clock) = (self.tls.clone(), Arc::clone(&self.clock));
                         let (admitted, strangers) = (admitted.clone(), Arc::clone(&strangers));
-                        handshakes.spawn(async move {
+                        let shake = async move {
                             let shaken = timeout(HANDSHAKE, shake(&tls, stream, from, &*clock, &strangers)).await;
                             match shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                                 Ok((stream, peer, until)) => {
@@ -123,7 +123,8 @@ impl Listener {
                                 }
                                 Err(error) => debug!(%from, %error, "a connection was not taken"),
                             }
-                        });
+                        };
+                        handshakes.spawn(shake.boxed());
                     }
                     Err(error) => {
                         warn!(%error, "the system gives no connection");

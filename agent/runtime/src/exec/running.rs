@@ -8,6 +8,7 @@ use agent_model::Boot;
 use agent_shim::segments::Reader;
 use agent_shim::wire::{Event, Progress, Request};
 use agent_shim::{ExitRecord, JobDir};
+use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -104,7 +105,7 @@ impl Running {
         let (ended_to, ended) = watch::channel(false);
         let mut follower = JoinSet::new();
         let of = dir.clone();
-        follower.spawn(async move {
+        let following = async move {
             if !follow(&of, connection, &progress_to).await {
                 progress_to.send_replace(written(&of));
             }
@@ -115,7 +116,8 @@ impl Running {
             {
                 tracing::warn!(dir = %of.path().display(), "waiting for supervisor to go: the job has ended");
             }
-        });
+        };
+        follower.spawn(following.boxed());
         Running { dir, progress, ended, _follower: follower }
     }
 
