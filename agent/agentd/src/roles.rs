@@ -263,7 +263,7 @@ pub(crate) async fn take_state(config: &Config) -> Result<File, StartError> {
     let fail = |source| StartError::State { path: path.clone(), source };
     let mut lock = agent_fs::open_lock(&path).map_err(fail)?;
     let file = lock.try_clone().map_err(fail)?;
-    let taken = tokio::task::spawn_blocking(move || agent_fs::lock_soon(&file)).await;
+    let taken = agent_blocking::spawn_blocking(move || agent_fs::lock_soon(&file)).await;
     if !taken.map_err(io::Error::other).flatten().map_err(fail)? {
         let mut holder = String::new();
         let _ = lock.read_to_string(&mut holder); // only for the message
@@ -547,7 +547,7 @@ async fn survey(
     gpus: watch::Receiver<Option<bool>>,
 ) -> Result<(Views, Environments, Inventory), StartError> {
     let (config, shim) = (config.clone(), shim.to_owned());
-    let looked = tokio::task::spawn_blocking(move || {
+    let looked = agent_blocking::blocking(move || {
         let views = Views::find(&config, &shim);
         let mut inventory = agent_node::probe(&probe_config(&config, &views));
         let settings =
@@ -557,10 +557,7 @@ async fn survey(
         inventory.interpreters = kept.known_interpreters().unwrap_or_default();
         Ok((views, kept, inventory))
     });
-    match looked.await {
-        Ok(found) => found.map_err(StartError::Environments),
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    looked.await.map_err(StartError::Environments)
 }
 
 /// The settings of the probe of this machine.

@@ -30,8 +30,8 @@ use tokio::sync::{RwLock, RwLockReadGuard};
 pub use choice::{Goal, Reason, Room, Stay, StoreLimits};
 use closure::{HeldBlobs, Walk};
 
-use crate::parallel::blocking;
 use crate::{BlobStore, Disk, Evicted, Kept, MissingError, ReadError};
+use agent_blocking::blocking;
 
 /// Blobs removed in one batch. [`Collector::rely_on`] waits for one batch at most.
 const BATCH: usize = 1000;

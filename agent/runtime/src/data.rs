@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use agent_blocking::blocking;
 use agent_env::{EngineEvent, EngineRequest, Failure, FailureKind, Fetch, Fetched, Task};
 use agent_model::failpoint;
 use parking_lot::Mutex;
@@ -400,14 +401,6 @@ fn key_of(source: &DataSource) -> String {
     let kind = if source.is_file { "file" } else { "folder" };
     let hash = Sha256::digest(format!("{kind}\n{}", source.url));
     hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Does something that waits for the disk.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
 }
 
 #[cfg(test)]

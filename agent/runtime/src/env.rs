@@ -321,7 +321,7 @@ impl Environments {
     pub async fn sweep(&self, unused_for: Duration) -> Result<u64, AcquireError> {
         // Removed environments first: packages that only they share are no longer needed.
         let cache = self.cache.clone();
-        let emptied = tokio::task::spawn_blocking(move || trash::remove_all(cache.trash())).await;
+        let emptied = agent_blocking::spawn_blocking(move || trash::remove_all(cache.trash())).await;
         if let Err(error) = emptied {
             tracing::warn!(%error, "cannot remove all of cache entry");
         }

@@ -15,8 +15,8 @@ use zstd::bulk::Compressor;
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 use zstd::stream::write::Encoder;
 
-use crate::parallel::blocking;
 use crate::store::{CHUNK, Chunks, ReadError};
+use agent_blocking::blocking;
 
 /// Higher ones cost more time and gain a few per cent.
 const LEVEL: i32 = 1;

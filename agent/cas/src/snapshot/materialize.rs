@@ -26,8 +26,8 @@ use super::ground::{Ground, Manner, Target};
 use super::tree::{self, Entry, Tree, TreeError};
 use crate::counter::ByteCounter;
 use crate::holes;
-use crate::parallel::blocking;
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, SMALL_BLOB, batches};
+use agent_blocking::blocking;
 
 /// Batches and large files read at once.
 const IN_FLIGHT: usize = 4;

@@ -37,8 +37,9 @@ use super::tree::{self, Branch, Directory, Tree};
 use super::walk::Stamp;
 use crate::counter::ByteCounter;
 use crate::holes;
-use crate::parallel::{self, blocking};
+use crate::parallel;
 use crate::store::{BlobStore, remove_tree};
+use agent_blocking::blocking;
 
 /// How long a new prestaged tree is left alone before it is read back: a tick of a file system's coarsest clock.
 const SETTLING: Duration = Duration::from_secs(2);

@@ -26,11 +26,11 @@ use super::scan::Snapshot;
 use super::walk::{FilePlace, Folder, Leaf};
 use crate::counter::Meter;
 use crate::digest_of;
-use crate::parallel::blocking;
 use crate::remote::RetryPolicy;
 use crate::store::{
     BATCH_BLOBS, BATCH_BYTES, BlobStore, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,
 };
+use agent_blocking::blocking;
 
 /// Batches and streams on their way at once.
 const IN_FLIGHT: usize = 4;

@@ -56,8 +56,9 @@ use self::loose::Loose;
 use self::reading::Opened;
 use self::segments::Segments;
 use super::{BlobStore, CHUNK, Chunks, MissingError, ReadError, WriteError, batches, verified};
-use crate::parallel::{self, blocking};
+use crate::parallel;
 use crate::{digest_of, holes};
+use agent_blocking::blocking;
 
 /// Blobs up to this size, in bytes, are stored in segments.
 const SMALL: u64 = 128 * 1024;

@@ -6,11 +6,12 @@
 
 use std::path::PathBuf;
 
+use agent_blocking::blocking;
 use agent_env::{EngineEvent, StoreUpload, Task, UploadTarget, Uploaded};
 use agent_model::failpoint;
 use tokio::sync::watch;
 
-use super::{DataCache, DataError, EngineRun, blocking};
+use super::{DataCache, DataError, EngineRun};
 use crate::env::Progress;
 
 /// How long a request may take, in seconds: it sends at most a part of 8 MiB.

@@ -42,6 +42,5 @@ pub(super) async fn limit(pid: i32, number: u64, memory: u64) -> Result<PathBuf,
 }
 
 async fn make(pid: i32, scope: Scope) -> Result<PathBuf, ScopeError> {
-    let made = tokio::task::spawn_blocking(move || agent_spawn::enclose(pid, &scope)).await;
-    made.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    agent_blocking::blocking(move || agent_spawn::enclose(pid, &scope)).await
 }

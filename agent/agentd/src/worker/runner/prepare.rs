@@ -204,7 +204,7 @@ impl Runner {
     /// jobs in containers have none.
     async fn choose_user(&mut self) -> Step<()> {
         let (worker, record) = (self.worker.clone(), self.record.clone());
-        let chosen = agent_cas::blocking(move || worker.users.user(&worker.config, &record)).await;
+        let chosen = agent_blocking::blocking(move || worker.users.user(&worker.config, &record)).await;
         self.record.user = match chosen {
             Err(_) if containers::is_sure(&self.record.spec.environment) => None,
             chosen => or_end(chosen)?,

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::{CHUNK, Chunks, ReadError, Shared};
-use crate::parallel::blocking;
+use agent_blocking::blocking;
 
 /// After so long without new bytes a reader gets an empty piece: the blob is still awaited.
 const QUIET: Duration = Duration::from_secs(1);

@@ -12,7 +12,7 @@ use super::arrivals::Growth;
 use super::loose::Temp;
 use super::{SMALL, Shared, WriteError};
 use crate::Hasher;
-use crate::parallel::blocking;
+use agent_blocking::blocking;
 
 /// A blob of a [`Disk`](super::Disk) whose bytes arrive in pieces. Dropped before [`commit`](Self::commit), it
 /// leaves nothing. A call that is dropped halfway still appends everything it was given.

@@ -10,7 +10,8 @@ use agent_model::Digest;
 
 use super::index::Kept;
 use super::{BlobState, Disk, Shared, home, uses};
-use crate::parallel::{self, blocking};
+use crate::parallel;
+use agent_blocking::blocking;
 
 /// Victims removed under one lock.
 const TOGETHER: usize = 64;
