@@ -139,7 +139,7 @@ impl Keeper {
         self.kept.send_modify(|kept| drop(kept.insert(node.clone(), first)));
         let (controller, kept, name) = (self.controller.clone(), self.kept.clone(), node.clone());
         let holder = async move {
-            hold(&spec, &key, &controller, |state| show(&kept, &name, &spec, state)).await;
+            hold(&spec, &key, &controller, &|state| show(&kept, &name, &spec, state)).await;
         };
         self.held.insert(node.clone(), self.holders.spawn(holder.boxed()));
         Ok(())

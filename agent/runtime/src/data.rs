@@ -29,6 +29,8 @@ use std::time::{Duration, SystemTime};
 use agent_blocking::blocking;
 use agent_env::{EngineEvent, EngineRequest, Failure, FailureKind, Fetch, Fetched, Task};
 use agent_model::failpoint;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -208,25 +210,28 @@ impl DataCache {
     }
 
     /// Makes sure that the data is here as it is at its source. `told` is sent the progress, whoever fetches.
-    pub async fn obtain(
-        &self,
-        source: &DataSource,
-        told: &watch::Sender<Option<Progress>>,
-    ) -> Result<HeldData, DataError> {
-        let slot = self.slot(&key_of(source));
-        let mut further = slot.told.subscribe();
-        let fetched = {
-            let obtained = self.obtain_in(&slot, source);
-            tokio::pin!(obtained);
-            loop {
-                tokio::select! {
-                    done = &mut obtained => break done?,
-                    _ = further.changed() => drop(told.send_replace(further.borrow_and_update().clone())),
+    pub fn obtain<'a>(
+        &'a self,
+        source: &'a DataSource,
+        told: &'a watch::Sender<Option<Progress>>,
+    ) -> BoxFuture<'a, Result<HeldData, DataError>> {
+        async move {
+            let slot = self.slot(&key_of(source));
+            let mut further = slot.told.subscribe();
+            let fetched = {
+                let obtained = self.obtain_in(&slot, source);
+                tokio::pin!(obtained);
+                loop {
+                    tokio::select! {
+                        done = &mut obtained => break done?,
+                        _ = further.changed() => drop(told.send_replace(further.borrow_and_update().clone())),
+                    }
                 }
-            }
-        };
-        let size = (fetched.files, fetched.bytes);
-        Ok(HeldData { cache: self.clone(), slot, is_new: fetched.is_new, size })
+            };
+            let size = (fetched.files, fetched.bytes);
+            Ok(HeldData { cache: self.clone(), slot, is_new: fetched.is_new, size })
+        }
+        .boxed()
     }
 
     async fn obtain_in(&self, slot: &Slot, source: &DataSource) -> Result<Fetched, DataError> {

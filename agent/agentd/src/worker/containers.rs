@@ -75,7 +75,7 @@ pub(crate) async fn sweep(journal: Arc<dyn Journal>, containers: Containers) {
         // For a replica with an ending, it is already known why its container ended.
         let is_open =
             |replica: &_| open.iter().any(|record| record.replica == *replica && record.ending.is_none());
-        match containers.sweep(is_open).await {
+        match containers.sweep(&is_open).await {
             Ok(0) => {}
             Ok(swept) => info!(swept, "removed containers that nobody needed"),
             // Not a warning: a node without containers needs no engine.

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use agent_blocking::blocking;
 use agent_fs::{Links, open_beneath};
 use agent_model::{Digest, causes, failpoint};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
@@ -39,7 +40,6 @@ use crate::counter::ByteCounter;
 use crate::holes;
 use crate::parallel;
 use crate::store::{BlobStore, remove_tree};
-use agent_blocking::blocking;
 
 /// How long a new prestaged tree is left alone before it is read back: a tick of a file system's coarsest clock.
 const SETTLING: Duration = Duration::from_secs(2);

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 use bytes::Bytes;
 use futures_util::future::ready;
@@ -30,7 +31,6 @@ use crate::remote::RetryPolicy;
 use crate::store::{
     BATCH_BLOBS, BATCH_BYTES, BlobStore, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,
 };
-use agent_blocking::blocking;
 
 /// Batches and streams on their way at once.
 const IN_FLIGHT: usize = 4;

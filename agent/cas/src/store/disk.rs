@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::StreamExt;
@@ -58,7 +59,6 @@ use self::segments::Segments;
 use super::{BlobStore, CHUNK, Chunks, MissingError, ReadError, WriteError, batches, verified};
 use crate::parallel;
 use crate::{digest_of, holes};
-use agent_blocking::blocking;
 
 /// Blobs up to this size, in bytes, are stored in segments.
 const SMALL: u64 = 128 * 1024;
