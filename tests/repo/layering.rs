@@ -8,31 +8,49 @@ use crate::{files_below, none, read};
 const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("agent-model", "agent/model", &[]),
     ("agent-fs", "agent/fs", &[]),
+    ("agent-blocking", "agent/blocking", &[]),
     ("agent-identity", "agent/identity", &["agent-fs", "agent-model"]),
     ("agent-proto", "proto", &["agent-identity", "agent-model"]),
     ("agent-shim", "agent/shim", &["agent-fs", "agent-model"]),
     ("agent-spawn", "agent/spawn", &["agent-fs", "agent-model", "agent-shim"]),
-    ("agent-command", "agent/command", &["agent-model", "agent-shim", "agent-spawn"]),
+    ("agent-command", "agent/command", &["agent-blocking", "agent-model", "agent-shim", "agent-spawn"]),
     ("agent-env", "agent/env", &["agent-fs", "agent-model"]),
     ("agent-node", "agent/node", &["agent-model"]),
     ("agent-attach", "agent/attach", &["agent-model"]),
-    ("agent-cas", "agent/cas", &["agent-fs", "agent-model"]),
+    ("agent-cas", "agent/cas", &["agent-blocking", "agent-fs", "agent-model"]),
     (
         "agent-runtime",
         "agent/runtime",
-        &["agent-fs", "agent-model", "agent-shim", "agent-spawn", "agent-command", "agent-env"],
+        &[
+            "agent-blocking",
+            "agent-fs",
+            "agent-model",
+            "agent-shim",
+            "agent-spawn",
+            "agent-command",
+            "agent-env",
+        ],
     ),
     ("agent-pools", "agent/pools", &["agent-command", "agent-model"]),
     (
         "agent-control",
         "agent/control",
-        &["agent-fs", "agent-identity", "agent-model", "agent-proto", "agent-cas", "agent-pools"],
+        &[
+            "agent-blocking",
+            "agent-fs",
+            "agent-identity",
+            "agent-model",
+            "agent-proto",
+            "agent-cas",
+            "agent-pools",
+        ],
     ),
     (
         "agentd",
         "agent/agentd",
         &[
             "agent-attach",
+            "agent-blocking",
             "agent-fs",
             "agent-identity",
             "agent-model",
@@ -50,7 +68,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     (
         "agentctl",
         "agent/agentctl",
-        &["agent-attach", "agent-identity", "agent-model", "agent-proto", "agent-cas"],
+        &["agent-attach", "agent-blocking", "agent-identity", "agent-model", "agent-proto", "agent-cas"],
     ),
 ];
 

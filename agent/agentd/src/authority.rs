@@ -11,12 +11,9 @@
 //! 0018.
 
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::Context;
 
-use tokio::io::{AsyncRead, ReadBuf};
-
-use crate::limits::Reads;
+use crate::incoming::Reads;
 
 /// The length of the connection preface, which a client sends before its first frame.
 const PREFACE: usize = 24;
@@ -34,17 +31,13 @@ const AUTHORITY_INDEX: usize = 1;
 #[derive(Default)]
 pub(crate) struct AnyAuthority(Filter);
 
-impl<S: AsyncRead> Reads<S> for AnyAuthority {
-    fn poll_read(
-        &mut self,
-        stream: Pin<&mut S>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = stream.poll_read(cx, buffer);
-        self.0.pass(&mut buffer.filled_mut()[before..]);
-        read
+impl Reads for AnyAuthority {
+    fn saw(&mut self, bytes: &mut [u8]) {
+        self.0.pass(bytes);
+    }
+
+    fn over(&mut self, _: &mut Context<'_>) -> Option<io::Error> {
+        None
     }
 }
 

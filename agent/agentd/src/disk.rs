@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_cas::blocking;
+use agent_blocking::blocking;
 use agent_model::disk::{Pressure, Shortfall, Watermarks};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;

@@ -3,21 +3,11 @@
 //! The daemon raises its soft limit to the hard one; jobs get the old one back, because programs that still use
 //! `select` fail with more than 1,024. Clients hold at most half of the limit in all, so that some are always left
 //! for the daemon's own files: the database, the journal, blobs, logs.
-//!
-//! A [`Connection`] counts until it is dropped. What a listener does with incoming bytes is its [`Reads`]; outgoing
-//! bytes are unchanged.
 
-use std::io::{self, IoSlice};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use agent_control::Peer;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tonic::transport::server::Connected;
 
 /// The most connections of clients at one listener, however many descriptors there are.
 const CONNECTIONS: u64 = 1024;
@@ -73,86 +63,5 @@ impl Connections {
     /// Room for one more, if there is any.
     pub(crate) fn permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.left).try_acquire_owned().ok()
-    }
-
-    /// Accepts a connection, or returns it when it is one too many.
-    pub(crate) fn admit<S, R>(&self, stream: S, reads: R) -> Result<Connection<S, R>, S> {
-        match self.permit() {
-            Some(permit) => Ok(Connection::new(stream, reads, permit)),
-            None => Err(stream),
-        }
-    }
-}
-
-/// Processes the bytes of a connection as a listener reads them.
-pub(crate) trait Reads<S> {
-    fn poll_read(
-        &mut self,
-        stream: Pin<&mut S>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>>;
-}
-
-/// A connection of a client.
-pub(crate) struct Connection<S, R> {
-    stream: S,
-    reads: R,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl<S, R> Connection<S, R> {
-    pub(crate) fn new(stream: S, reads: R, permit: OwnedSemaphorePermit) -> Connection<S, R> {
-        Connection { stream, reads, _permit: permit }
-    }
-
-    pub(crate) fn reads(&self) -> &R {
-        &self.reads
-    }
-}
-
-impl<R> Connected for Connection<UnixStream, R> {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
-        let credentials = self.stream.peer_cred().ok();
-        credentials.map_or(Peer::Nobody { from: String::new() }, |process| Peer::Local { uid: process.uid() })
-    }
-}
-
-impl<S: Unpin, R: Reads<S> + Unpin> AsyncRead for Connection<S, R> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let Connection { stream, reads, .. } = &mut *self;
-        reads.poll_read(Pin::new(stream), cx, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin, R: Unpin> AsyncWrite for Connection<S, R> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

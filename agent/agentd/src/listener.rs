@@ -8,24 +8,25 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
 use agent_control::{IdentityConfig, Peer};
 use agent_identity::{Authority, Presented, ServerStream, ServerTls};
 use agent_model::{Address, Clock};
-use tokio::io::{AsyncRead, ReadBuf};
+use futures_util::{FutureExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::{Connected, Router};
+use tonic::transport::server::Router;
 use tracing::{debug, error, info, warn};
 
 use crate::config::Config;
-use crate::limits::{Connection, Connections, Reads};
+use crate::incoming::{self, Connection, Reads};
+use crate::limits::Connections;
 use crate::roles::StartError;
 use crate::supervisor::{Supervisor, TaskKind};
 
@@ -44,9 +45,6 @@ const LOOK: Duration = Duration::from_secs(60);
 
 /// How long the controller's own certificate is valid.
 const OWN_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
-
-/// A connection that reaches the services.
-type Admitted = Connection<ServerStream, Until>;
 
 /// The authority that identifies callers, if other machines are served.
 pub(crate) fn authority(
@@ -87,9 +85,8 @@ pub(crate) async fn serve(
     let listener = Listener { listener, tls, connections: Connections::of_a_fleet(), clock: clock.clone() };
     let (admitted, connections) = mpsc::channel(16);
     let stop = supervisor.stopping(TaskKind::Api);
-    supervisor.spawn_infallible(TaskKind::Api, "listener", listener.run(admitted, stop.clone()));
-    let serve = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.cancelled_owned());
-    supervisor.spawn(TaskKind::Api, "fleet", serve);
+    supervisor.spawn_infallible(TaskKind::Api, "listener", listener.run(admitted, stop));
+    incoming::serve(supervisor, "fleet", server, ReceiverStream::new(connections).boxed());
     info!(at, "serving everybody who has a certificate");
     Ok(())
 }
@@ -104,7 +101,7 @@ struct Listener {
 
 impl Listener {
     /// Accepts connections until `stop`; those with a completed handshake are sent to `admitted`.
-    async fn run(self, admitted: mpsc::Sender<io::Result<Admitted>>, stop: CancellationToken) {
+    async fn run(self, admitted: mpsc::Sender<io::Result<Connection>>, stop: CancellationToken) {
         let mut handshakes = JoinSet::new();
         let strangers = Arc::new(Semaphore::new(STRANGERS));
         loop {
@@ -117,15 +114,17 @@ impl Listener {
                         let Some(permit) = self.connections.permit() else { continue };
                         let (tls, clock) = (self.tls.clone(), Arc::clone(&self.clock));
                         let (admitted, strangers) = (admitted.clone(), Arc::clone(&strangers));
-                        handshakes.spawn(async move {
+                        let shake = async move {
                             let shaken = timeout(HANDSHAKE, shake(&tls, stream, from, &*clock, &strangers)).await;
                             match shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-                                Ok((stream, until)) => {
-                                    let _ = admitted.send(Ok(Connection::new(stream, until, permit))).await;
+                                Ok((stream, peer, until)) => {
+                                    let connection = Connection::new(stream, peer, until, permit);
+                                    let _ = admitted.send(Ok(connection)).await;
                                 }
                                 Err(error) => debug!(%from, %error, "a connection was not taken"),
                             }
-                        });
+                        };
+                        handshakes.spawn(shake.boxed());
                     }
                     Err(error) => {
                         warn!(%error, "the system gives no connection");
@@ -144,7 +143,7 @@ async fn shake(
     from: SocketAddr,
     clock: &dyn Clock,
     strangers: &Arc<Semaphore>,
-) -> io::Result<(ServerStream, Until)> {
+) -> io::Result<(ServerStream, Peer, Until)> {
     stream.set_nodelay(true)?;
     let (stream, presented) = tls.accept(stream).await?;
     let from = from.to_string();
@@ -161,12 +160,11 @@ async fn shake(
     };
     let now = Instant::now();
     let speaks = Box::pin(sleep_until(now + HANDSHAKE));
-    Ok((stream, Until { peer, end: speaks, stays: Some(now + stays), _stranger: stranger }))
+    Ok((stream, peer, Until { end: speaks, stays: Some(now + stays), _stranger: stranger }))
 }
 
 /// Ends a connection whose time is over.
-pub(crate) struct Until {
-    peer: Peer,
+struct Until {
     /// Until the first bytes: their deadline. After them: when the connection ends.
     end: Pin<Box<Sleep>>,
     /// When the connection ends; set until the first bytes arrived.
@@ -174,32 +172,18 @@ pub(crate) struct Until {
     _stranger: Option<OwnedSemaphorePermit>,
 }
 
-impl<S: AsyncRead> Reads<S> for Until {
-    fn poll_read(
-        &mut self,
-        stream: Pin<&mut S>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = stream.poll_read(cx, buffer);
-        if buffer.filled().len() > before
+impl Reads for Until {
+    fn saw(&mut self, bytes: &mut [u8]) {
+        if !bytes.is_empty()
             && let Some(stays) = self.stays.take()
         {
             self.end.as_mut().reset(stays);
         }
-        if self.end.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "its time is over")));
-        }
-        read
     }
-}
 
-impl Connected for Admitted {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
-        self.reads().peer.clone()
+    fn over(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        let is_over = self.end.as_mut().poll(cx).is_ready();
+        is_over.then(|| io::Error::new(io::ErrorKind::TimedOut, "its time is over"))
     }
 }
 

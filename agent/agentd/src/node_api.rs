@@ -48,8 +48,8 @@ struct Shared {
 }
 
 impl NodeApi {
-    pub(crate) fn new<J>(
-        worker: &Worker<J>,
+    pub(crate) fn new(
+        worker: &Worker,
         operators: Operators,
         inventory: watch::Receiver<Inventory>,
         standing: watch::Receiver<NodeStanding>,

@@ -49,7 +49,7 @@ use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::data::Data;
 use crate::worker::environments::{Keeper, eviction, room};
 use crate::worker::gpus::{Gpus, Looker};
-use crate::worker::journal::Sqlite;
+use crate::worker::journal::{Journal, Sqlite};
 use crate::worker::preemption::Preemptions;
 use crate::worker::prestaged_trees::PrestagedTrees;
 use crate::worker::reconcile::{ControllerLink, Reconciler, SYNC_COMES_ROUND};
@@ -263,7 +263,7 @@ pub(crate) async fn take_state(config: &Config) -> Result<File, StartError> {
     let fail = |source| StartError::State { path: path.clone(), source };
     let mut lock = agent_fs::open_lock(&path).map_err(fail)?;
     let file = lock.try_clone().map_err(fail)?;
-    let taken = tokio::task::spawn_blocking(move || agent_fs::lock_soon(&file)).await;
+    let taken = agent_blocking::spawn_blocking(move || agent_fs::lock_soon(&file)).await;
     if !taken.map_err(io::Error::other).flatten().map_err(fail)? {
         let mut holder = String::new();
         let _ = lock.read_to_string(&mut holder); // only for the message
@@ -443,8 +443,8 @@ async fn start_node(
 }
 
 /// What the node knows of itself, and the services that tell it to clients of this machine.
-fn tell_clients<J>(
-    worker: &Worker<J>,
+fn tell_clients(
+    worker: &Worker,
     inventory: watch::Receiver<Inventory>,
 ) -> (watch::Sender<NodeStanding>, NodeApi) {
     let (standing, known) = watch::channel(NodeStanding::new(worker.clock.now()));
@@ -484,7 +484,7 @@ fn watch_provider(
 }
 
 /// Removes containers that belong to no job, again and again.
-fn sweep(supervisor: &Supervisor, journal: Arc<Sqlite>, containers: Containers) {
+fn sweep(supervisor: &Supervisor, journal: Arc<dyn Journal>, containers: Containers) {
     supervisor.spawn_again(TaskKind::Upkeep, "containers", move || {
         containers::sweep(journal.clone(), containers.clone())
     });
@@ -547,7 +547,7 @@ async fn survey(
     gpus: watch::Receiver<Option<bool>>,
 ) -> Result<(Views, Environments, Inventory), StartError> {
     let (config, shim) = (config.clone(), shim.to_owned());
-    let looked = tokio::task::spawn_blocking(move || {
+    let looked = agent_blocking::blocking(move || {
         let views = Views::find(&config, &shim);
         let mut inventory = agent_node::probe(&probe_config(&config, &views));
         let settings =
@@ -557,10 +557,7 @@ async fn survey(
         inventory.interpreters = kept.known_interpreters().unwrap_or_default();
         Ok((views, kept, inventory))
     });
-    match looked.await {
-        Ok(found) => found.map_err(StartError::Environments),
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    looked.await.map_err(StartError::Environments)
 }
 
 /// The settings of the probe of this machine.

@@ -1,6 +1,7 @@
 //! The tasks of the daemon: how each is started, what its end means, and the order in which they are stopped.
 //!
-//! Owns: the only `spawn` of the program. Hides: tracking, panics, restarts, stop deadlines.
+//! Owns: the only `spawn` of the program. Hides: tracking, panics, restarts, stop deadlines. Every task is boxed, so
+//! that the runtime's code for a task is compiled once (ADR 0071).
 //!
 //! Invariants: a task belongs to one [`TaskKind`], which defines what its end means ([`OnEnd`]) and what a stop means
 //! ([`OnStop`]); an unexpected end, a panic included, is never lost: the task is restarted, or the daemon stops with
@@ -14,7 +15,6 @@
 //!         orders)    go on)                 word)
 //! ```
 
-use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use agent_model::causes;
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -135,6 +136,9 @@ pub(crate) struct TaskFailure {
     pub(crate) reason: String,
 }
 
+/// A task; its error is told with each source once.
+type Task = BoxFuture<'static, Result<(), String>>;
+
 struct StopPhase {
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -171,6 +175,10 @@ impl Supervisor {
         F: Future<Output = Result<(), E>> + Send + 'static,
         E: Error + Send + 'static,
     {
+        self.start(kind, name, task.map(|done| done.map_err(|error| causes::tell(&error))).boxed());
+    }
+
+    fn start(&self, kind: TaskKind, name: &str, task: Task) {
         let phase = &self.phases[kind as usize];
         let (stop, drop, failure) = (phase.stop.clone(), phase.drop.clone(), self.failure.clone());
         let name = name.to_owned();
@@ -200,7 +208,7 @@ impl Supervisor {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.spawn(kind, name, task.map(Ok::<(), Infallible>));
+        self.start(kind, name, task.map(Ok).boxed());
     }
 
     /// Starts a task that is made again whenever it ends.
@@ -212,6 +220,10 @@ impl Supervisor {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
+        self.start_again(kind, name, Box::new(move || make().map(Ok).boxed()));
+    }
+
+    fn start_again(&self, kind: TaskKind, name: &str, mut make: Box<dyn FnMut() -> Task + Send>) {
         debug_assert_eq!(
             kind.on_end(),
             OnEnd::StartAgain,
@@ -222,7 +234,7 @@ impl Supervisor {
             let mut wait = AGAIN.0;
             loop {
                 let started = tokio::time::Instant::now();
-                let reason = ending(make().map(Ok::<(), Infallible>)).await;
+                let reason = ending(make()).await;
                 if started.elapsed() > AGAIN.1 {
                     wait = AGAIN.0;
                 }
@@ -271,10 +283,10 @@ impl Supervisor {
 const RETURNED: &str = "it returned";
 
 /// Runs a task and returns how it ended.
-async fn ending<E: Error + 'static>(task: impl Future<Output = Result<(), E>>) -> String {
+async fn ending(task: Task) -> String {
     match AssertUnwindSafe(task).catch_unwind().await {
         Ok(Ok(())) => RETURNED.to_owned(),
-        Ok(Err(error)) => causes::tell(&error),
+        Ok(Err(reason)) => reason,
         Err(panic) => panic_text(&*panic),
     }
 }

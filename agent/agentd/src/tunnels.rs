@@ -14,6 +14,7 @@ use std::sync::Arc;
 use agent_attach::{TunnelKey, hold};
 use agent_control::{KeptTunnel, TunnelDesk, TunnelRequest};
 use agent_model::{Code, Fault, NodeId, TunnelSpec, TunnelState};
+use futures_util::FutureExt;
 use tokio::sync::{Mutex, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
@@ -138,9 +139,9 @@ impl Keeper {
         self.kept.send_modify(|kept| drop(kept.insert(node.clone(), first)));
         let (controller, kept, name) = (self.controller.clone(), self.kept.clone(), node.clone());
         let holder = async move {
-            hold(&spec, &key, &controller, |state| show(&kept, &name, &spec, state)).await;
+            hold(&spec, &key, &controller, &|state| show(&kept, &name, &spec, state)).await;
         };
-        self.held.insert(node.clone(), self.holders.spawn(holder));
+        self.held.insert(node.clone(), self.holders.spawn(holder.boxed()));
         Ok(())
     }
 

@@ -61,6 +61,7 @@ use crate::config::Config;
 use crate::disk::DiskKeeper;
 use data::Data;
 use gpus::Gpus;
+use journal::Journal;
 use preemption::Preemptions;
 use prestaged_trees::PrestagedTrees;
 use report::Outbox;
@@ -72,12 +73,12 @@ use users::Users;
 use views::Views;
 
 /// What all runners of a node share.
-pub(crate) struct Worker<J> {
+pub(crate) struct Worker {
     pub(crate) config: Config,
     pub(crate) clock: Arc<dyn Clock>,
     /// The id of this boot of the machine.
     pub(crate) boot_id: String,
-    pub(crate) journal: Arc<J>,
+    pub(crate) journal: Arc<dyn Journal>,
     pub(crate) store: Store,
     /// Makes room in the part of the store on this disk.
     pub(crate) collector: Collector,
@@ -102,7 +103,7 @@ pub(crate) struct Worker<J> {
     pub(crate) disk: DiskKeeper,
 }
 
-impl<J> Worker<J> {
+impl Worker {
     /// Whether jobs have a `/tmp` of their own; not where it would hide their directories.
     fn gives_tmp(&self) -> bool {
         let hidden = ["/tmp", "/dev/shm"].iter().any(|place| self.config.state_dir.starts_with(place));

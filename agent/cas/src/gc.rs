@@ -22,7 +22,9 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use agent_blocking::blocking;
 use agent_model::{Boot, Clock, Digest, size};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{RwLock, RwLockReadGuard};
@@ -30,7 +32,6 @@ use tokio::sync::{RwLock, RwLockReadGuard};
 pub use choice::{Goal, Reason, Room, Stay, StoreLimits};
 use closure::{HeldBlobs, Walk};
 
-use crate::parallel::blocking;
 use crate::{BlobStore, Disk, Evicted, Kept, MissingError, ReadError};
 
 /// Blobs removed in one batch. [`Collector::rely_on`] waits for one batch at most.
@@ -296,47 +297,53 @@ impl Collector {
 
     /// Makes room for `bytes` that found none; returns whether there is room for them now. After a failure it is
     /// not tried again for a while.
-    pub async fn make_room(&self, bytes: u64) -> bool {
-        let shared = &self.shared;
-        let tried = *shared.in_vain.lock();
-        if tried.is_some_and(|tried| shared.clock.boot().since(tried) < AGAIN) {
-            return false;
-        }
-        let collected = self.collect(Goal::Free(bytes), false).await;
-        let free = self.room().await.free;
-        let enough = free >= bytes.saturating_add(shared.limits.marks.reserve());
-        *shared.in_vain.lock() = (!enough).then(|| shared.clock.boot());
-        match collected {
-            Ok(Collected { freed, .. }) => {
-                let (freed, free) = (size::binary(freed.bytes), size::binary(free));
-                tracing::info!(bytes, freed, free, enough, "cannot store blob: no room");
+    pub fn make_room(&self, bytes: u64) -> BoxFuture<'_, bool> {
+        async move {
+            let shared = &self.shared;
+            let tried = *shared.in_vain.lock();
+            if tried.is_some_and(|tried| shared.clock.boot().since(tried) < AGAIN) {
+                return false;
             }
-            Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "cannot make room for blob");
+            let collected = self.collect(Goal::Free(bytes), false).await;
+            let free = self.room().await.free;
+            let enough = free >= bytes.saturating_add(shared.limits.marks.reserve());
+            *shared.in_vain.lock() = (!enough).then(|| shared.clock.boot());
+            match collected {
+                Ok(Collected { freed, .. }) => {
+                    let (freed, free) = (size::binary(freed.bytes), size::binary(free));
+                    tracing::info!(bytes, freed, free, enough, "cannot store blob: no room");
+                }
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot make room for blob");
+                }
             }
+            enough
         }
-        enough
+        .boxed()
     }
 
     /// Removes blobs that nobody needs, as far as the goal demands; with `dry` it only reports which.
-    pub async fn collect(&self, goal: Goal, dry: bool) -> Result<Collected, CollectError> {
-        let shared = &self.shared;
-        let _one_at_a_time = shared.collecting.lock().await;
-        let _noting = Noting::begin(shared).await;
-        let mut held = HeldBlobs::new();
-        held.add(&shared.disk, &shared.pins().await?).await.map_err(CollectError::Read)?;
-        let (before, listing) = (self.room().await, shared.disk.listing().await);
-        let (now, wanted) = (shared.now(), choice::wanted(before, &shared.limits, goal));
-        let lease = shared.limits.lease;
-        let (choice, mut held) = blocking(move || {
-            (choice::choose(listing, |digest| held.holder(digest), now, lease, wanted), held)
-        })
-        .await;
-        let freed = match dry {
-            true => sum(&choice.victims),
-            false => shared.evict(choice.victims, &mut held).await?,
-        };
-        Ok(Collected { before, wanted, freed, stays: choice.stays })
+    pub fn collect(&self, goal: Goal, dry: bool) -> BoxFuture<'_, Result<Collected, CollectError>> {
+        async move {
+            let shared = &self.shared;
+            let _one_at_a_time = shared.collecting.lock().await;
+            let _noting = Noting::begin(shared).await;
+            let mut held = HeldBlobs::new();
+            held.add(&shared.disk, &shared.pins().await?).await.map_err(CollectError::Read)?;
+            let (before, listing) = (self.room().await, shared.disk.listing().await);
+            let (now, wanted) = (shared.now(), choice::wanted(before, &shared.limits, goal));
+            let lease = shared.limits.lease;
+            let (choice, mut held) = blocking(move || {
+                (choice::choose(listing, |digest| held.holder(digest), now, lease, wanted), held)
+            })
+            .await;
+            let freed = match dry {
+                true => sum(&choice.victims),
+                false => shared.evict(choice.victims, &mut held).await?,
+            };
+            Ok(Collected { before, wanted, freed, stays: choice.stays })
+        }
+        .boxed()
     }
 }
 

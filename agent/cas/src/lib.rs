@@ -25,7 +25,6 @@ pub mod store;
 
 pub use counter::ByteCounter;
 pub use digest::{Hasher, digest_of};
-pub use parallel::blocking;
 pub use remote::Remote;
 #[cfg(any(test, feature = "fakes"))]
 pub use store::conformance;

@@ -1,5 +1,4 @@
-//! Work on blocking threads: a bounded fan-out over a slice or over what is found on the way, and the bridge
-//! from async code.
+//! Work on blocking threads: a bounded fan-out over a slice or over what is found on the way.
 //!
 //! Where no more threads can be started, the work is slower, not wrong.
 
@@ -168,18 +167,6 @@ fn on_threads<R: Send>(threads: usize, run: impl Fn() -> R + Sync) -> Vec<R> {
 pub(crate) fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
-}
-
-/// Runs `work` where it may block. A panic in it continues here; when the runtime shuts down this does not return.
-pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down, and this task with it: nobody is left to answer.
-            Err(_) => std::future::pending().await,
-        },
-    }
 }
 
 #[cfg(test)]

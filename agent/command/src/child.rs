@@ -30,7 +30,7 @@ impl Child {
             Child::Own(child) => child.wait().await,
             Child::Helped(started) => {
                 let started = Arc::clone(started);
-                tokio::task::spawn_blocking(move || started.wait()).await.map_err(io::Error::other).flatten()
+                agent_blocking::blocking_io(move || started.wait()).await
             }
         }
     }

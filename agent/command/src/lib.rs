@@ -396,7 +396,7 @@ impl Command {
             nice: self.nice,
         };
         let ask = move || agent_spawn::ask_for_builder(&program, streams);
-        let asked = tokio::task::spawn_blocking(ask).await.map_err(io::Error::other)?;
+        let asked = agent_blocking::blocking(ask).await;
         let started = asked.ok_or(io::ErrorKind::Unsupported)??;
         let pidfd = started.pidfd.try_clone()?;
         Group::watch(Child::Helped(Arc::new(started)), pidfd)

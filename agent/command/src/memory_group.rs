@@ -77,8 +77,7 @@ impl MemoryGroup {
     pub(crate) async fn enclose(&self, pid: i32) {
         let Some(known) = &self.scope else { return };
         let scope = Scope::Builder { number: NUMBER.fetch_add(1, Ordering::Relaxed), memory: self.limit };
-        let made = tokio::task::spawn_blocking(move || agent_spawn::enclose(pid, &scope)).await;
-        match made.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+        match agent_blocking::blocking(move || agent_spawn::enclose(pid, &scope)).await {
             Ok(group) => *known.lock() = group,
             // A command that ends at once is gone before systemd receives the request.
             Err(error) => tracing::debug!(%error, "the memory of a builder is not limited"),

@@ -122,7 +122,7 @@ impl Archive {
     pub(crate) async fn blocking<T: Send + 'static>(
         work: impl FnOnce() -> Result<T, ArchiveError> + Send + 'static,
     ) -> Result<T, ArchiveError> {
-        tokio::task::spawn_blocking(work).await.unwrap_or(Err(ArchiveError::Stopping))
+        agent_blocking::spawn_blocking(work).await.unwrap_or(Err(ArchiveError::Stopping))
     }
 
     /// The log file of one channel of a replica. Everybody who asks while one is held gets the same one.

@@ -11,6 +11,8 @@
 //!
 //! Invariants: a change that was confirmed to a caller is on disk; an outcome counts once, and only when its logs
 //! have arrived completely; a restart of the controller changes nothing for any job.
+//!
+//! What others await is boxed here, so that this crate has the code of it (ADR 0071).
 
 /// Whether a test has switched off the rule at this place. Always false outside tests.
 #[cfg(test)]
@@ -58,6 +60,8 @@ use agent_cas::gc::Collector;
 use agent_model::Clock;
 use agent_model::lease::Terms;
 use agent_pools::Provider;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 
 pub use api::{IdentityConfig, LogIntake, Operators, Peer, hide_what_it_does};
 pub use moving::{OwnJob, OwnJobs, OwnJobsError, OwnLog};
@@ -140,8 +144,8 @@ pub enum OpenError {
 
 /// The jobs of the controller in this state directory that have not ended, oldest first. It may be running or not, and
 /// there may never have been one.
-pub async fn unfinished_jobs(state_dir: &std::path::Path) -> Result<Vec<String>, StoreError> {
-    store::unfinished(&state_dir.join("controller/db")).await
+pub fn unfinished_jobs(state_dir: &std::path::Path) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+    async move { store::unfinished(&state_dir.join("controller/db")).await }.boxed()
 }
 
 /// A controller. Serve [`Controller::routes`] while [`Controller::run`] works.
@@ -162,65 +166,68 @@ impl Controller {
 
     /// Opens or creates the controller's state and loads every job that has not ended. The collector of its blobs can
     /// then ask which ones it needs.
-    pub async fn open(
+    pub fn open(
         config: ControllerConfig,
         clock: Arc<dyn Clock>,
         blobs: agent_cas::Store,
         collector: Collector,
-    ) -> Result<Controller, OpenError> {
-        let home = config.state_dir.join("controller");
-        let archive_dir = home.join("archive");
-        let make = |path: &PathBuf| {
-            std::fs::create_dir_all(path)
-                .map_err(|source| OpenError::Directory { path: path.clone(), source })
-        };
-        make(&home)?;
-        let store = store::open(&home.join("db"), &archive_dir).await.map_err(OpenError::Store)?;
-        make(&archive_dir)?; // after the database: where an archive exists, a missing database is an error
-        let loaded = store.load().await.map_err(OpenError::Load)?;
-        let controller_epoch =
-            getrandom::u64().map_err(|error| OpenError::Chance(io::Error::other(error.to_string())))?;
-        let documents = Loaded { documents: loaded.documents.clone(), ..Loaded::default() };
-        let (pools, inbox) = pools::Pools::new(config.providers, &documents);
-        let (queue, task) = queue::queue(
-            loaded,
-            config.lease,
-            config.terms,
-            config.limits,
-            controller_epoch,
-            Arc::clone(&store),
-            Arc::clone(&clock),
-        );
-        let assets = assets::Assets::new(&task.names(), queue.clone());
-        collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store), assets.clone()));
-        let gate = api::Gate {
-            operators: config.operators,
-            registry: registry::Registry::new(&documents, queue.clone()),
-            sessions: api::Sessions::default(),
-            audit: audit::Audit::new(&home.join("audit.jsonl")),
-            clock: Arc::clone(&clock),
-            transfers: standby::Transfers::default(),
-        };
-        let services = api::Services {
-            gate,
-            identity: config.identity,
-            tunnels: config.tunnels,
-            queue,
-            store: Arc::clone(&store),
-            archive: archive::Archive::new(&archive_dir, config.archive_quota),
-            blobs,
-            collector,
-            lease: config.lease.min(config.terms.length),
-            secrets: secrets::Secrets::new(&home),
-            assets,
-            offers: api::Offers::default(),
-            pools,
-            fanout: Arc::default(),
-            board: standby::Board::open(&home),
-            about: api::About::new(&config.state_dir, &*clock),
-        };
-        let keeper = pools::Keeper::new(inbox, services.clone());
-        Ok(Controller { services, task, keeper, keep_records: config.keep_records, store })
+    ) -> BoxFuture<'static, Result<Controller, OpenError>> {
+        async move {
+            let home = config.state_dir.join("controller");
+            let archive_dir = home.join("archive");
+            let make = |path: &PathBuf| {
+                std::fs::create_dir_all(path)
+                    .map_err(|source| OpenError::Directory { path: path.clone(), source })
+            };
+            make(&home)?;
+            let store = store::open(&home.join("db"), &archive_dir).await.map_err(OpenError::Store)?;
+            make(&archive_dir)?; // after the database: where an archive exists, a missing database is an error
+            let loaded = store.load().await.map_err(OpenError::Load)?;
+            let controller_epoch =
+                getrandom::u64().map_err(|error| OpenError::Chance(io::Error::other(error.to_string())))?;
+            let documents = Loaded { documents: loaded.documents.clone(), ..Loaded::default() };
+            let (pools, inbox) = pools::Pools::new(config.providers, &documents);
+            let (queue, task) = queue::queue(
+                loaded,
+                config.lease,
+                config.terms,
+                config.limits,
+                controller_epoch,
+                Arc::clone(&store),
+                Arc::clone(&clock),
+            );
+            let assets = assets::Assets::new(&task.names(), queue.clone());
+            collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store), assets.clone()));
+            let gate = api::Gate {
+                operators: config.operators,
+                registry: registry::Registry::new(&documents, queue.clone()),
+                sessions: api::Sessions::default(),
+                audit: audit::Audit::new(&home.join("audit.jsonl")),
+                clock: Arc::clone(&clock),
+                transfers: standby::Transfers::default(),
+            };
+            let services = api::Services {
+                gate,
+                identity: config.identity,
+                tunnels: config.tunnels,
+                queue,
+                store: Arc::clone(&store),
+                archive: archive::Archive::new(&archive_dir, config.archive_quota),
+                blobs,
+                collector,
+                lease: config.lease.min(config.terms.length),
+                secrets: secrets::Secrets::new(&home),
+                assets,
+                offers: api::Offers::default(),
+                pools,
+                fanout: Arc::default(),
+                board: standby::Board::open(&home),
+                about: api::About::new(&config.state_dir, &*clock),
+            };
+            let keeper = pools::Keeper::new(inbox, services.clone());
+            Ok(Controller { services, task, keeper, keep_records: config.keep_records, store })
+        }
+        .boxed()
     }
 
     /// Every service of the controller, for any number of servers.
@@ -247,22 +254,29 @@ impl Controller {
     }
 
     /// Works until `shutdown`, then writes all unwritten changes and ends all streams.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        // The others end with the queue.
-        let queue = self.services.queue.clone();
-        let check = async {
-            tokio::time::sleep(CHECK_AFTER).await;
-            self.store.check_rest().await;
-        };
-        let check = async {
-            tokio::select! {
-                () = check => {}
-                () = queue.closed() => {}
-            }
-        };
-        let aging = aging::run(self.services, self.keep_records);
-        tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check);
-        self.store.close().await;
+    pub fn run(self, shutdown: impl Future<Output = ()> + Send + 'static) -> BoxFuture<'static, ()> {
+        self.work_until(shutdown.boxed())
+    }
+
+    fn work_until(self, shutdown: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {
+        async move {
+            // The others end with the queue.
+            let queue = self.services.queue.clone();
+            let check = async {
+                tokio::time::sleep(CHECK_AFTER).await;
+                self.store.check_rest().await;
+            };
+            let check = async {
+                tokio::select! {
+                    () = check => {}
+                    () = queue.closed() => {}
+                }
+            };
+            let aging = aging::run(self.services, self.keep_records);
+            tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check);
+            self.store.close().await;
+        }
+        .boxed()
     }
 }
 

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use agent_model::{
     Code, Digest, Fault, JobId, JobState, NodeId, Outcome, Principal, ReplicaId, Stream, Timestamp, Verdict,
 };
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 
 use crate::archive::{Channel, file_of};
 use crate::queue::without_run;
@@ -68,21 +70,24 @@ pub struct OwnJobs {
 
 impl OwnJobs {
     /// Those of the controller in this state directory. There may never have been one.
-    pub async fn open(state_dir: &Path) -> Result<OwnJobs, OwnJobsError> {
-        let home = state_dir.join("controller");
-        let (database, archive) = (home.join("db"), home.join("archive"));
-        if !database.exists() && !archive.exists() {
-            return Ok(OwnJobs { store: None, archive, jobs: Vec::new() });
+    pub fn open(state_dir: &Path) -> BoxFuture<'_, Result<OwnJobs, OwnJobsError>> {
+        async move {
+            let home = state_dir.join("controller");
+            let (database, archive) = (home.join("db"), home.join("archive"));
+            if !database.exists() && !archive.exists() {
+                return Ok(OwnJobs { store: None, archive, jobs: Vec::new() });
+            }
+            let store = store::open(&database, &archive).await.map_err(OwnJobsError::Open)?;
+            let loaded = store.load().await?;
+            if loaded.mended {
+                store.close().await;
+                return Err(OwnJobsError::Mended);
+            }
+            let mut jobs = loaded.jobs;
+            jobs.sort_by_key(|job| job.seq);
+            Ok(OwnJobs { store: Some(store), archive, jobs })
         }
-        let store = store::open(&database, &archive).await.map_err(OwnJobsError::Open)?;
-        let loaded = store.load().await?;
-        if loaded.mended {
-            store.close().await;
-            return Err(OwnJobsError::Mended);
-        }
-        let mut jobs = loaded.jobs;
-        jobs.sort_by_key(|job| job.seq);
-        Ok(OwnJobs { store: Some(store), archive, jobs })
+        .boxed()
     }
 
     /// All of them.
@@ -106,15 +111,24 @@ impl OwnJobs {
     }
 
     /// Notes that all of them are jobs of the controller `to` now; returns when that is on disk.
-    pub async fn mark_moved(&self, to: &str, now: Timestamp) -> Result<(), OwnJobsError> {
-        let Some(store) = self.store.as_ref().filter(|_| !self.jobs.is_empty()) else { return Ok(()) };
-        let mut changes = Changes::default();
-        for job in &self.jobs {
-            let text = format!("moved to {to}");
-            changes.events.push(Event { job: job.id.clone(), at: now, epoch: job.epoch, node: None, text });
-            changes.jobs.push(Arc::new(moved(job.clone(), to, now)));
+    pub fn mark_moved<'a>(&'a self, to: &'a str, now: Timestamp) -> BoxFuture<'a, Result<(), OwnJobsError>> {
+        async move {
+            let Some(store) = self.store.as_ref().filter(|_| !self.jobs.is_empty()) else { return Ok(()) };
+            let mut changes = Changes::default();
+            for job in &self.jobs {
+                let text = format!("moved to {to}");
+                changes.events.push(Event {
+                    job: job.id.clone(),
+                    at: now,
+                    epoch: job.epoch,
+                    node: None,
+                    text,
+                });
+                changes.jobs.push(Arc::new(moved(job.clone(), to, now)));
+            }
+            Ok(store.commit(&changes).await?)
         }
-        Ok(store.commit(&changes).await?)
+        .boxed()
     }
 
     /// Ends all access to the database.

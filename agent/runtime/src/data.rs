@@ -26,9 +26,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use agent_blocking::blocking;
 use agent_command::Command;
 use agent_env::{EngineEvent, EngineRequest, Failure, FailureKind, Fetch, Fetched, Task};
 use agent_model::failpoint;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -207,25 +210,28 @@ impl DataCache {
     }
 
     /// Makes sure that the data is here as it is at its source. `told` is sent the progress, whoever fetches.
-    pub async fn obtain(
-        &self,
-        source: &DataSource,
-        told: &watch::Sender<Option<Progress>>,
-    ) -> Result<HeldData, DataError> {
-        let slot = self.slot(&key_of(source));
-        let mut further = slot.told.subscribe();
-        let fetched = {
-            let obtained = self.obtain_in(&slot, source);
-            tokio::pin!(obtained);
-            loop {
-                tokio::select! {
-                    done = &mut obtained => break done?,
-                    _ = further.changed() => drop(told.send_replace(further.borrow_and_update().clone())),
+    pub fn obtain<'a>(
+        &'a self,
+        source: &'a DataSource,
+        told: &'a watch::Sender<Option<Progress>>,
+    ) -> BoxFuture<'a, Result<HeldData, DataError>> {
+        async move {
+            let slot = self.slot(&key_of(source));
+            let mut further = slot.told.subscribe();
+            let fetched = {
+                let obtained = self.obtain_in(&slot, source);
+                tokio::pin!(obtained);
+                loop {
+                    tokio::select! {
+                        done = &mut obtained => break done?,
+                        _ = further.changed() => drop(told.send_replace(further.borrow_and_update().clone())),
+                    }
                 }
-            }
-        };
-        let size = (fetched.files, fetched.bytes);
-        Ok(HeldData { cache: self.clone(), slot, is_new: fetched.is_new, size })
+            };
+            let size = (fetched.files, fetched.bytes);
+            Ok(HeldData { cache: self.clone(), slot, is_new: fetched.is_new, size })
+        }
+        .boxed()
     }
 
     async fn obtain_in(&self, slot: &Slot, source: &DataSource) -> Result<Fetched, DataError> {
@@ -400,14 +406,6 @@ fn key_of(source: &DataSource) -> String {
     let kind = if source.is_file { "file" } else { "folder" };
     let hash = Sha256::digest(format!("{kind}\n{}", source.url));
     hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Does something that waits for the disk.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
 }
 
 #[cfg(test)]

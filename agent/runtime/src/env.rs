@@ -178,8 +178,8 @@ impl Environments {
 
     /// The interpreters of this node that jobs can name and that work, best first. Each is asked once, so this is
     /// cheap when repeated.
-    pub async fn interpreters(&self) -> Vec<agent_model::node::Interpreter> {
-        self.interpreters.all().await
+    pub fn interpreters(&self) -> BoxFuture<'_, Vec<agent_model::node::Interpreter>> {
+        async move { self.interpreters.all().await }.boxed()
     }
 
     /// The same, if all of them were asked before; nothing is asked now. Blocking.
@@ -193,30 +193,33 @@ impl Environments {
     /// started the build. Dropping the future ends the wait, and ends the build if nobody else waits. Progress is
     /// reported on the channel; `None` when nothing is being built. A lasting failure is not tried again for a
     /// minute.
-    pub async fn acquire(
-        &self,
-        spec: &EnvSpec,
-        log: &Path,
-        told: &watch::Sender<Option<Progress>>,
-    ) -> Result<EnvLease, AcquireError> {
-        let named;
-        let spec = match spec {
-            EnvSpec::Named { reference } => {
-                named = self.curated.resolve(reference)?;
-                &named
-            }
-            other => other,
-        };
-        match (&self.images, spec) {
-            (Some(images), EnvSpec::Image { image, conda: Some(document) }) => {
-                self.compose(images, spec, image, document, log, told).boxed().await
-            }
-            _ => {
-                let builder = self.builders.iter().find(|builder| builder.handles(spec));
-                let builder = builder.ok_or(AcquireError::Unsupported { kind: spec.kind() })?;
-                self.get(builder, spec, log, told).await
+    pub fn acquire<'a>(
+        &'a self,
+        spec: &'a EnvSpec,
+        log: &'a Path,
+        told: &'a watch::Sender<Option<Progress>>,
+    ) -> BoxFuture<'a, Result<EnvLease, AcquireError>> {
+        async move {
+            let named;
+            let spec = match spec {
+                EnvSpec::Named { reference } => {
+                    named = self.curated.resolve(reference)?;
+                    &named
+                }
+                other => other,
+            };
+            match (&self.images, spec) {
+                (Some(images), EnvSpec::Image { image, conda: Some(document) }) => {
+                    self.compose(images, spec, image, document, log, told).await
+                }
+                _ => {
+                    let builder = self.builders.iter().find(|builder| builder.handles(spec));
+                    let builder = builder.ok_or(AcquireError::Unsupported { kind: spec.kind() })?;
+                    self.get(builder, spec, log, told).await
+                }
             }
         }
+        .boxed()
     }
 
     /// The environment that one builder builds for a specification.
@@ -305,10 +308,13 @@ impl Environments {
     }
 
     /// Removes the images of environments that are gone. One that cannot be removed now stays noted.
-    pub async fn discard(&self) {
-        if let Some(images) = &self.images {
-            images.discard(&self.cache).await;
+    pub fn discard(&self) -> BoxFuture<'_, ()> {
+        async move {
+            if let Some(images) = &self.images {
+                images.discard(&self.cache).await;
+            }
         }
+        .boxed()
     }
 
     /// Marks an environment as one that is never removed to make room, or removes the mark. Blocks briefly.
@@ -318,14 +324,17 @@ impl Environments {
 
     /// Removes packages from the cache that no environment shares and that were unused for this long, and remains of
     /// killed builds and removals. Returns how many bytes that freed.
-    pub async fn sweep(&self, unused_for: Duration) -> Result<u64, AcquireError> {
-        // Removed environments first: packages that only they share are no longer needed.
-        let cache = self.cache.clone();
-        let emptied = tokio::task::spawn_blocking(move || trash::remove_all(cache.trash())).await;
-        if let Err(error) = emptied {
-            tracing::warn!(%error, "cannot remove all of cache entry");
+    pub fn sweep(&self, unused_for: Duration) -> BoxFuture<'_, Result<u64, AcquireError>> {
+        async move {
+            // Removed environments first: packages that only they share are no longer needed.
+            let cache = self.cache.clone();
+            let emptied = agent_blocking::spawn_blocking(move || trash::remove_all(cache.trash())).await;
+            if let Err(error) = emptied {
+                tracing::warn!(%error, "cannot remove all of cache entry");
+            }
+            self.engine.sweep(unused_for).await
         }
-        self.engine.sweep(unused_for).await
+        .boxed()
     }
 }
 

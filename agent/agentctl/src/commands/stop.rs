@@ -43,7 +43,7 @@ pub(super) async fn stop(to: Option<&Target>, output: &mut Output) -> Result<(),
     output.busy("waiting for the daemon to end");
     // The daemon lets its clients finish first, so this one must disconnect before it waits for the daemon.
     drop(client);
-    let waited = tokio::task::spawn_blocking(move || {
+    let waited = agent_blocking::spawn_blocking(move || {
         let limit = Timespec { tv_sec: ORDERLY, tv_nsec: 0 };
         poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit))
     });

@@ -3,8 +3,9 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
+use agent_blocking::blocking;
+use agent_cas::Remote;
 use agent_cas::snapshot::{self, Choice, PushError, PushProgress, Pushed, ScanError, Snapshot, StatCache};
-use agent_cas::{Remote, blocking};
 use agent_model::job::Input;
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, size};
 use tonic::Status;

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use agent_cas::blocking;
+use agent_blocking::blocking;
 use agent_cas::snapshot::Survey;
 use agent_model::{Code, Fault, size};
 

@@ -322,7 +322,7 @@ async fn read(path: &Path, offset: u64) -> Result<Vec<u8>, Fault> {
         file.take(PIECE as u64).read_to_end(&mut data)?;
         io::Result::Ok(data)
     };
-    agent_cas::blocking(read).await.map_err(|error| unwritten(path, &error))
+    agent_blocking::blocking(read).await.map_err(|error| unwritten(path, &error))
 }
 
 fn visit(hit: io::Result<()>) -> Result<(), Fault> {

@@ -8,9 +8,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{PermissionsExt, chown};
 
 use agent_cas::remote::{CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
-use agent_control::Operators;
+use agent_control::{Operators, Peer};
 use agent_model::Principal;
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
@@ -21,9 +21,10 @@ use tracing::{info, warn};
 use super::{KEEPALIVE, StartError};
 use crate::authority::AnyAuthority;
 use crate::config::Config;
+use crate::incoming::{self, Connection};
 use crate::limits::Connections;
 use crate::node_api::NodeApi;
-use crate::supervisor::{Supervisor, TaskKind};
+use crate::supervisor::Supervisor;
 
 /// Who are operators of this machine.
 pub(super) fn operators(config: &Config) -> Operators {
@@ -69,14 +70,24 @@ pub(super) fn listen(config: &Config) -> Result<UnixListener, StartError> {
 
 /// Serves clients that connect to the socket.
 pub(super) fn serve(listener: UnixListener, server: Router, config: &Config, supervisor: &Supervisor) {
-    let stop = supervisor.stopping(TaskKind::Api).cancelled_owned();
     let taken = Connections::new();
     // One too many is closed: descriptors are left for the daemon's own files.
-    let connections = UnixListenerStream::new(listener).try_filter_map(move |stream| {
-        std::future::ready(Ok(taken.admit(stream, AnyAuthority::default()).ok()))
-    });
-    supervisor.spawn(TaskKind::Api, "api", server.serve_with_incoming_shutdown(connections, stop));
+    let admit = move |stream| {
+        taken.permit().map(|permit| {
+            let peer = peer(&stream);
+            Connection::new(stream, peer, AnyAuthority::default(), permit)
+        })
+    };
+    let connections =
+        UnixListenerStream::new(listener).try_filter_map(move |stream| std::future::ready(Ok(admit(stream))));
+    incoming::serve(supervisor, "api", server, connections.boxed());
     info!(socket = %config.socket.display(), "serving");
+}
+
+/// The user whose process connected.
+fn peer(stream: &UnixStream) -> Peer {
+    let credentials = stream.peer_cred().ok();
+    credentials.map_or(Peer::Nobody { from: String::new() }, |process| Peer::Local { uid: process.uid() })
 }
 
 /// Serves what a node knows of itself, and returns whether it does: jobs run also where that is not possible.

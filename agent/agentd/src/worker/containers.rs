@@ -60,7 +60,7 @@ pub(crate) async fn clear(executor: &dyn Executor, dir: &JobDir) {
 }
 
 /// Runs forever: removes containers that nobody needs.
-pub(crate) async fn sweep<J: Journal>(journal: Arc<J>, containers: Containers) {
+pub(crate) async fn sweep(journal: Arc<dyn Journal>, containers: Containers) {
     let mut next = Instant::now() + SWEEP_EVERY;
     loop {
         tokio::time::sleep_until(next).await;
@@ -75,7 +75,7 @@ pub(crate) async fn sweep<J: Journal>(journal: Arc<J>, containers: Containers) {
         // For a replica with an ending, it is already known why its container ended.
         let is_open =
             |replica: &_| open.iter().any(|record| record.replica == *replica && record.ending.is_none());
-        match containers.sweep(is_open).await {
+        match containers.sweep(&is_open).await {
             Ok(0) => {}
             Ok(swept) => info!(swept, "removed containers that nobody needed"),
             // Not a warning: a node without containers needs no engine.

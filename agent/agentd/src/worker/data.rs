@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use agent_cas::blocking;
+use agent_blocking::blocking;
 use agent_model::{Clock, DataInput, DataOutput, JobId, ReplicaId, size};
 use agent_runtime::data::{
     DataCache, DataConfig, DataError, DataSource, DataUpload, HeldData, UploadTarget, Uploaded,

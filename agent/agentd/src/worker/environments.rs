@@ -19,8 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use agent_blocking::blocking;
 use agent_cas::snapshot::download;
-use agent_cas::{BlobStore, Store, blocking, digest_of};
+use agent_cas::{BlobStore, Store, digest_of};
 use agent_model::node::{CachedEnvironment, Interpreter, Inventory};
 use agent_model::protocol::orders::EnvironmentWant as Want;
 use agent_model::{Digest, Timestamp, causes, size};

@@ -362,7 +362,7 @@ async fn blocking(
     path: &Path,
     work: impl FnOnce() -> io::Result<()> + Send + 'static,
 ) -> Result<(), FetchError> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten();
+    let done = agent_blocking::blocking_io(work).await;
     done.map_err(|source| FetchError::Folder { path: path.to_owned(), source })
 }
 

@@ -15,6 +15,7 @@ use std::str::FromStr;
 
 use agent_cas::digest_of;
 use agent_model::{Boot, Digest, JobSpec, Outcome, Preemption, ReplicaId, ReplicaStep, Timestamp, failpoint};
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
@@ -164,13 +165,13 @@ impl JournalError {
 /// Stores each step of each replica.
 pub(crate) trait Journal: Send + Sync + 'static {
     /// Stores the record. When this returns, it outlives the process, and a power cut if another boot needs it.
-    fn enter(&self, record: &Record) -> impl Future<Output = Result<(), JournalError>> + Send;
+    fn enter<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<(), JournalError>>;
 
     /// Forgets a replica. After a power cut it may be there again; its controller then says once more to forget it.
-    fn done(&self, replica: &ReplicaId) -> impl Future<Output = Result<(), JournalError>> + Send;
+    fn done<'a>(&'a self, replica: &'a ReplicaId) -> BoxFuture<'a, Result<(), JournalError>>;
 
     /// Every replica that was entered and is not done.
-    fn open_replicas(&self) -> impl Future<Output = Result<Vec<Record>, JournalError>> + Send;
+    fn open_replicas(&self) -> BoxFuture<'_, Result<Vec<Record>, JournalError>>;
 }
 
 /// The journal of a running daemon.
@@ -307,55 +308,61 @@ fn set_file_aside(path: &Path) -> Result<PathBuf, JournalError> {
 }
 
 impl Journal for Sqlite {
-    async fn enter(&self, record: &Record) -> Result<(), JournalError> {
-        let disk = |source| JournalError::Disk { replica: record.replica.clone(), source };
-        failpoint::hit("node.journal.enter").map_err(disk)?;
-        let failed = |source| JournalError::write(&record.replica, source);
-        let text = serde_json::to_string(record).unwrap_or_default(); // plain data always serialises
-        let mut writer = self.writer.lock().await;
-        let connection = writer.committing(record.is_for_another_boot()).await.map_err(failed)?;
-        sqlx::query("INSERT OR REPLACE INTO replica (id, step, record, sum) VALUES (?, ?, ?, ?)")
-            .bind(record.replica.to_string())
-            .bind(record.step.to_string())
-            .bind(&text)
-            .bind(digest_of(text.as_bytes()).to_string())
-            .execute(connection)
-            .await
-            .map(drop)
-            .map_err(failed)
+    fn enter<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<(), JournalError>> {
+        Box::pin(async move {
+            let disk = |source| JournalError::Disk { replica: record.replica.clone(), source };
+            failpoint::hit("node.journal.enter").map_err(disk)?;
+            let failed = |source| JournalError::write(&record.replica, source);
+            let text = serde_json::to_string(record).unwrap_or_default(); // plain data always serialises
+            let mut writer = self.writer.lock().await;
+            let connection = writer.committing(record.is_for_another_boot()).await.map_err(failed)?;
+            sqlx::query("INSERT OR REPLACE INTO replica (id, step, record, sum) VALUES (?, ?, ?, ?)")
+                .bind(record.replica.to_string())
+                .bind(record.step.to_string())
+                .bind(&text)
+                .bind(digest_of(text.as_bytes()).to_string())
+                .execute(connection)
+                .await
+                .map(drop)
+                .map_err(failed)
+        })
     }
 
-    async fn done(&self, replica: &ReplicaId) -> Result<(), JournalError> {
-        let disk = |source| JournalError::Disk { replica: replica.clone(), source };
-        failpoint::hit("node.journal.done").map_err(disk)?;
-        let failed = |source| JournalError::write(replica, source);
-        let mut writer = self.writer.lock().await;
-        let connection = writer.committing(false).await.map_err(failed)?;
-        let delete = sqlx::query("DELETE FROM replica WHERE id = ?").bind(replica.to_string());
-        delete.execute(connection).await.map(drop).map_err(failed)
+    fn done<'a>(&'a self, replica: &'a ReplicaId) -> BoxFuture<'a, Result<(), JournalError>> {
+        Box::pin(async move {
+            let disk = |source| JournalError::Disk { replica: replica.clone(), source };
+            failpoint::hit("node.journal.done").map_err(disk)?;
+            let failed = |source| JournalError::write(replica, source);
+            let mut writer = self.writer.lock().await;
+            let connection = writer.committing(false).await.map_err(failed)?;
+            let delete = sqlx::query("DELETE FROM replica WHERE id = ?").bind(replica.to_string());
+            delete.execute(connection).await.map(drop).map_err(failed)
+        })
     }
 
-    async fn open_replicas(&self) -> Result<Vec<Record>, JournalError> {
-        let connection = &mut self.writer.lock().await.connection;
-        let rows = sqlx::query(READ).fetch_all(&mut *connection).await.map_err(JournalError::Read)?;
-        let mut records = Vec::new();
-        for row in rows {
-            // As bytes: damage need not be text.
-            let bytes = |column| row.try_get_unchecked::<Vec<u8>, _>(column).unwrap_or_default();
-            let (rowid, id, record, sum) = (row.get::<i64, _>(0), bytes(1), bytes(2), bytes(3));
-            match read(&id, &record, &sum) {
-                Ok(record) => records.push(record),
-                Err(reason) => {
-                    let id = String::from_utf8_lossy(&id).into_owned();
-                    error!(replica = id, reason, "quarantined journal record");
-                    let record = String::from_utf8_lossy(&record).into_owned();
-                    if let Err(error) = set_row_aside(connection, rowid, &id, &record, &reason).await {
-                        warn!(replica = id, %error, "cannot quarantine journal record");
+    fn open_replicas(&self) -> BoxFuture<'_, Result<Vec<Record>, JournalError>> {
+        Box::pin(async move {
+            let connection = &mut self.writer.lock().await.connection;
+            let rows = sqlx::query(READ).fetch_all(&mut *connection).await.map_err(JournalError::Read)?;
+            let mut records = Vec::new();
+            for row in rows {
+                // As bytes: damage need not be text.
+                let bytes = |column| row.try_get_unchecked::<Vec<u8>, _>(column).unwrap_or_default();
+                let (rowid, id, record, sum) = (row.get::<i64, _>(0), bytes(1), bytes(2), bytes(3));
+                match read(&id, &record, &sum) {
+                    Ok(record) => records.push(record),
+                    Err(reason) => {
+                        let id = String::from_utf8_lossy(&id).into_owned();
+                        error!(replica = id, reason, "quarantined journal record");
+                        let record = String::from_utf8_lossy(&record).into_owned();
+                        if let Err(error) = set_row_aside(connection, rowid, &id, &record, &reason).await {
+                            warn!(replica = id, %error, "cannot quarantine journal record");
+                        }
                     }
                 }
             }
-        }
-        Ok(records)
+            Ok(records)
+        })
     }
 }
 

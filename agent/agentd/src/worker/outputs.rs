@@ -91,7 +91,7 @@ pub(crate) async fn collect(
     let places = places(dir, job);
     let (base, stop) = (dir.data().to_owned(), Arc::new(AtomicBool::new(false)));
     let _stop_when_dropped = SetOnDrop(Arc::clone(&stop));
-    let scanned = tokio::task::spawn_blocking(move || {
+    let scanned = agent_blocking::spawn_blocking(move || {
         failpoint::hit("node.outputs.collect")
             .map_err(|source| ScanError::Read { path: base.clone(), source })?;
         for (_, place) in &places {
@@ -120,7 +120,7 @@ pub(crate) async fn collect_so_far(
 ) -> Result<Collected, CollectError> {
     let (places, dir, stop) = (places(dir, job), dir.clone(), Arc::new(AtomicBool::new(false)));
     let _stop_when_dropped = SetOnDrop(Arc::clone(&stop));
-    let copied = tokio::task::spawn_blocking(move || {
+    let copied = agent_blocking::spawn_blocking(move || {
         let copy = tempfile::Builder::new().prefix("outputs-").tempdir_in(dir.path())?;
         let (copies, left_out) = copy_places(dir.data(), &places, copy.path(), room)?;
         let scanned = scan(copy.path(), &copies, &left_out, &stop);
@@ -213,7 +213,7 @@ fn scan(
 /// The digest of a whole log. A log that does not exist, or cannot be read, is empty.
 pub(crate) async fn measure(path: PathBuf) -> Digest {
     let shown = path.display().to_string();
-    let measured = tokio::task::spawn_blocking(move || digest(&path)).await;
+    let measured = agent_blocking::spawn_blocking(move || digest(&path)).await;
     measured.map_err(io::Error::other).flatten().unwrap_or_else(|error| {
         warn!(path = shown, %error, "cannot read log");
         Digest::EMPTY
@@ -241,7 +241,7 @@ impl LogEnd {
 /// The final length of the log of the job in `dir`, after its end.
 pub(crate) async fn job_log_end(dir: JobDir) -> LogEnd {
     let shown = dir.path().display().to_string();
-    let told = tokio::task::spawn_blocking(move || log_end(&dir)).await;
+    let told = agent_blocking::spawn_blocking(move || log_end(&dir)).await;
     told.map_err(io::Error::other).flatten().unwrap_or_else(|error| {
         warn!(dir = shown, %error, "cannot measure log of job");
         LogEnd::Unproven(0)
@@ -276,7 +276,7 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
 /// that it did not take in are taken in here.
 pub(crate) async fn tracking_length(dir: JobDir) -> u64 {
     let shown = dir.path().display().to_string();
-    let measured = tokio::task::spawn_blocking(move || {
+    let measured = agent_blocking::spawn_blocking(move || {
         if dir.tracking_stream().is_dir() && !dir.exit().exists() {
             Intake::open(&dir, LogPolicy::default())?.take_rest();
         }
@@ -310,7 +310,7 @@ pub(crate) async fn tail(dir: JobDir) -> Vec<u8> {
         Ok(tail)
     };
     // Without the tail, a fault only has fewer details.
-    tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten().unwrap_or_default()
+    agent_blocking::blocking_io(read).await.unwrap_or_default()
 }
 
 fn digest(path: &Path) -> io::Result<Digest> {

@@ -13,7 +13,7 @@ use super::journal::{Journal, Record};
 pub(crate) const USER: &str = "the node";
 
 /// The pins of all open replicas, for as long as the journal exists.
-pub(crate) fn all<J: Journal>(journal: &Arc<J>) -> Pins {
+pub(crate) fn all(journal: &Arc<dyn Journal>) -> Pins {
     let journal = Arc::downgrade(journal);
     Box::new(move || {
         let journal = Weak::clone(&journal);

@@ -169,7 +169,7 @@ impl PrestagedTrees {
             }
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&shared.home)
         };
-        if let Err(error) = tokio::task::spawn_blocking(wipe).await.map_err(io::Error::other).flatten() {
+        if let Err(error) = agent_blocking::blocking_io(wipe).await {
             warn!(%error, "cannot remove prestaged trees of an earlier run");
         }
     }
@@ -205,7 +205,7 @@ impl PrestagedTrees {
             Err(error) => {
                 debug!(root = %wish.root, error = causes::tell(&error), "cannot prestage tree");
                 // Parts that cannot be removed now are removed at the next start.
-                let _ = tokio::task::spawn_blocking(move || remove_tree(&path)).await;
+                let _ = agent_blocking::spawn_blocking(move || remove_tree(&path)).await;
             }
         }
     }

@@ -37,7 +37,7 @@ use tracing::{debug, error, info, warn};
 use self::conversation::Conversation;
 use super::backoff::Backoff;
 use super::environments::Wish;
-use super::journal::{Journal, Record};
+use super::journal::Record;
 use super::report::OutputsWanted;
 use super::runner::{ReplicaView, Runner};
 use super::standing::{FailedReplica, NodeStanding, StandingReplica};
@@ -116,8 +116,8 @@ pub(crate) struct ControllerLink {
 }
 
 /// The state of the task that talks to the controller and owns the runners.
-pub(crate) struct Reconciler<J> {
-    worker: Arc<Worker<J>>,
+pub(crate) struct Reconciler {
+    worker: Arc<Worker>,
     supervisor: Supervisor,
     link: ControllerLink,
     held: BTreeMap<ReplicaId, HeldReplica>,
@@ -134,14 +134,14 @@ pub(crate) struct Reconciler<J> {
     changed: Arc<Notify>,
 }
 
-impl<J: Journal> Reconciler<J> {
+impl Reconciler {
     /// Adopts the replicas that were `found`.
     pub(crate) fn new(
-        worker: Arc<Worker<J>>,
+        worker: Arc<Worker>,
         supervisor: Supervisor,
         link: ControllerLink,
         found: Vec<Record>,
-    ) -> Reconciler<J> {
+    ) -> Reconciler {
         let (changed, held) = (Arc::new(Notify::new()), BTreeMap::new());
         let order_fence = OrderFence::new(worker.clock.boot());
         let (asked, saving, stamps) = (BTreeSet::new(), BTreeMap::new(), Stamps::default());

@@ -39,11 +39,11 @@ pub(crate) async fn prepare(dir: &JobDir, record: &Record) -> io::Result<()> {
         agent_fs::write_whole(&dir.path().join(ORDER), &text.map_err(io::Error::other)?)?;
         dir.path().parent().map_or(Ok(()), agent_fs::flush_directory) // the directory is new
     };
-    tokio::task::spawn_blocking(make).await.map_err(io::Error::other).flatten()
+    agent_blocking::blocking_io(make).await
 }
 
 /// Every replica of the journal, and every one that has a directory and is not over.
-pub(crate) async fn open_replicas(journal: &impl Journal, jobs: &Path) -> Result<Vec<Record>, RecoverError> {
+pub(crate) async fn open_replicas(journal: &dyn Journal, jobs: &Path) -> Result<Vec<Record>, RecoverError> {
     let mut records = journal.open_replicas().await?;
     let known: BTreeSet<ReplicaId> = records.iter().map(|record| record.replica.clone()).collect();
     for entry in std::fs::read_dir(jobs).map_err(RecoverError::Directories)? {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_cas::blocking;
+use agent_blocking::blocking;
 use agent_model::{Boot, Clock, failpoint};
 use agent_shim::JobDir;
 use futures_util::FutureExt;
@@ -103,7 +103,7 @@ impl Retention {
                 write(dir.path(), &mark)
             }
         };
-        tokio::task::spawn_blocking(put).await.map_err(io::Error::other).flatten()
+        agent_blocking::blocking_io(put).await
     }
 
     fn mark(&self, left: Duration, precious: bool) -> Mark {

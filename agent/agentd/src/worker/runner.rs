@@ -45,7 +45,7 @@ use tracing::error;
 use self::follow::{Silence, Stop};
 use self::shipping::Shipping;
 use super::faults::Ending;
-use super::journal::{Journal, JournalError, Record};
+use super::journal::{JournalError, Record};
 use super::prestaged_trees::Wish;
 use super::tracking::{Registration, TrackedRun};
 use super::{Worker, containers};
@@ -99,8 +99,8 @@ fn or_end<T>(done: Result<T, Fault>) -> Step<T> {
 }
 
 /// Drives one replica.
-pub(crate) struct Runner<J> {
-    worker: Arc<Worker<J>>,
+pub(crate) struct Runner {
+    worker: Arc<Worker>,
     record: Record,
     dir: JobDir,
     desired: watch::Receiver<Desired>,
@@ -126,16 +126,16 @@ pub(crate) struct Runner<J> {
     ready: Option<Ready>,
 }
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// The runner of a replica that was just accepted or found in the journal. `changed` is notified after
     /// each change of `view`.
     pub(crate) fn new(
-        worker: Arc<Worker<J>>,
+        worker: Arc<Worker>,
         record: Record,
         desired: watch::Receiver<Desired>,
         view: watch::Sender<ReplicaView>,
         changed: Arc<Notify>,
-    ) -> Runner<J> {
+    ) -> Runner {
         let dir = worker.job_dir(&record.replica);
         let shipping = Shipping::new(&worker.telemetry, &record.replica, &dir);
         let tracked = worker.tracking.register(TrackedRun {

@@ -15,6 +15,7 @@ use agent_proto::v1::worker_client::WorkerClient;
 use agent_runtime::exec::{SessionError, SessionReader, SessionWriter, open_session};
 use agent_shim::JobDir;
 use agent_shim::session::{FromJob, FromUser, MOST, SessionTarget, TerminalSize};
+use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
@@ -67,7 +68,7 @@ impl Sessions {
             match offered {
                 Ok(taken) => {
                     backoff.reset();
-                    open.spawn(serve(self.jobs.clone(), taken));
+                    open.spawn(serve(self.jobs.clone(), taken).boxed());
                 }
                 Err(status) => {
                     debug!(code = ?status.code(), message = status.message(), "offering sessions again");

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use agent_cas::blocking;
+use agent_blocking::blocking;
 use agent_model::disk::Pressure;
 use agent_model::failpoint;
 use agent_model::node::{Finding, Inventory};

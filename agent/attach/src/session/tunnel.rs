@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,31 +114,33 @@ pub enum TunnelError {
 
 /// Keeps a tunnel open for ever: opens it again, with growing pauses, whenever it was cut. `controller` is where what
 /// connects is carried to; `report` is told how it goes.
-pub async fn hold(
-    spec: &TunnelSpec,
-    key: &TunnelKey,
-    controller: &str,
-    report: impl Fn(TunnelState),
-) -> Infallible {
-    let mut pause = PAUSE.0;
-    loop {
-        let error = match timeout(OPENS, Open::new(spec, key)).await {
-            Ok(Ok(open)) => {
-                report(TunnelState::Up);
-                let since = Instant::now();
-                let error = open.carry(controller).await;
-                if since.elapsed() >= STABLE {
-                    pause = PAUSE.0;
+pub fn hold<'a>(
+    spec: &'a TunnelSpec,
+    key: &'a TunnelKey,
+    controller: &'a str,
+    report: &'a (dyn Fn(TunnelState) + Sync),
+) -> Pin<Box<dyn Future<Output = Infallible> + Send + 'a>> {
+    Box::pin(async move {
+        let mut pause = PAUSE.0;
+        loop {
+            let error = match timeout(OPENS, Open::new(spec, key)).await {
+                Ok(Ok(open)) => {
+                    report(TunnelState::Up);
+                    let since = Instant::now();
+                    let error = open.carry(controller).await;
+                    if since.elapsed() >= STABLE {
+                        pause = PAUSE.0;
+                    }
+                    error
                 }
-                error
-            }
-            Ok(Err(error)) => error,
-            Err(_) => TunnelError::Late,
-        };
-        report(TunnelState::Down { why: causes::tell(&error) });
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE.1);
-    }
+                Ok(Err(error)) => error,
+                Err(_) => TunnelError::Late,
+            };
+            report(TunnelState::Down { why: causes::tell(&error) });
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    })
 }
 
 /// A tunnel that is open.

@@ -10,10 +10,10 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 
 use super::{Holder, Pin};
-use crate::parallel::blocking;
 use crate::snapshot::{MAX_MESSAGE, Named, named};
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, fitting};
 

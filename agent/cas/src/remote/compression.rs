@@ -8,6 +8,7 @@
 
 use std::io::{self, Write};
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 use bytes::{Buf, Bytes};
 use futures_util::stream::{self, StreamExt};
@@ -15,7 +16,6 @@ use zstd::bulk::Compressor;
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 use zstd::stream::write::Encoder;
 
-use crate::parallel::blocking;
 use crate::store::{CHUNK, Chunks, ReadError};
 
 /// Higher ones cost more time and gain a few per cent.

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use agent_blocking::blocking;
 use agent_model::{Digest, failpoint};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
@@ -26,7 +27,6 @@ use super::ground::{Ground, Manner, Target};
 use super::tree::{self, Entry, Tree, TreeError};
 use crate::counter::ByteCounter;
 use crate::holes;
-use crate::parallel::blocking;
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, SMALL_BLOB, batches};
 
 /// Batches and large files read at once.

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use agent_blocking::blocking;
 use agent_fs::{Links, open_beneath};
 use agent_model::{Digest, causes, failpoint};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
@@ -37,7 +38,7 @@ use super::tree::{self, Branch, Directory, Tree};
 use super::walk::Stamp;
 use crate::counter::ByteCounter;
 use crate::holes;
-use crate::parallel::{self, blocking};
+use crate::parallel;
 use crate::store::{BlobStore, remove_tree};
 
 /// How long a new prestaged tree is left alone before it is read back: a tick of a file system's coarsest clock.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 use bytes::Bytes;
 use futures_util::future::ready;
@@ -26,7 +27,6 @@ use super::scan::Snapshot;
 use super::walk::{FilePlace, Folder, Leaf};
 use crate::counter::Meter;
 use crate::digest_of;
-use crate::parallel::blocking;
 use crate::remote::RetryPolicy;
 use crate::store::{
     BATCH_BLOBS, BATCH_BYTES, BlobStore, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,

@@ -11,6 +11,7 @@ mod message;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
@@ -18,7 +19,6 @@ use futures_util::stream::{self, StreamExt};
 pub(super) use self::message::Directory;
 use super::links::{Leads, LinkTarget, Steps, follow};
 use super::{MAX_DEPTH, MAX_DIRECTORIES, MAX_FILES, MAX_PATH};
-use crate::parallel::blocking;
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, batches};
 
 /// The largest `Directory` message read, in bytes: about 300,000 names.

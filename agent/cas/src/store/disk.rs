@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::StreamExt;
@@ -56,7 +57,7 @@ use self::loose::Loose;
 use self::reading::Opened;
 use self::segments::Segments;
 use super::{BlobStore, CHUNK, Chunks, MissingError, ReadError, WriteError, batches, verified};
-use crate::parallel::{self, blocking};
+use crate::parallel;
 use crate::{digest_of, holes};
 
 /// Blobs up to this size, in bytes, are stored in segments.

@@ -94,7 +94,7 @@ impl Operators {
         }
         let (others, who) = (Arc::clone(&self.others), who.clone());
         // A lookup that panics makes nobody an operator.
-        tokio::task::spawn_blocking(move || others(&who)).await.unwrap_or(false)
+        agent_blocking::spawn_blocking(move || others(&who)).await.unwrap_or(false)
     }
 }
 
@@ -417,7 +417,7 @@ pub(super) async fn guard(State(gate): State<Gate>, mut request: Request, next: 
             answer: answer.map_or_else(|| "ok".to_owned(), |status| status.message().to_owned()),
         };
         // An entry that is lost by a panic was reported in the daemon's log.
-        let _ = tokio::task::spawn_blocking(move || gate.audit.write(&entry)).await;
+        let _ = agent_blocking::spawn_blocking(move || gate.audit.write(&entry)).await;
     }
     response
 }

@@ -87,7 +87,7 @@ impl Services {
         }
         let until = (!length.is_zero()).then(|| self.gate.clock.now() + length);
         let board = self.board.clone();
-        let written = tokio::task::spawn_blocking(move || board.keep_awake(until)).await;
+        let written = agent_blocking::spawn_blocking(move || board.keep_awake(until)).await;
         written.map_err(std::io::Error::other).flatten().map_err(|error| {
             Fault::new(Code::ControllerStore, "the controller could not store the change").because(&error)
         })?;

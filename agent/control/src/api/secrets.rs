@@ -41,7 +41,7 @@ impl Services {
         work: impl FnOnce(&Secrets) -> Result<T, SecretError> + Send + 'static,
     ) -> Result<T, Refusal> {
         let secrets = self.secrets.clone();
-        Ok(agent_cas::blocking(move || work(&secrets)).await?)
+        Ok(agent_blocking::blocking(move || work(&secrets)).await?)
     }
 
     /// Every secret that a job names must exist for its owner before the job counts as submitted.

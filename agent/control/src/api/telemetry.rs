@@ -9,13 +9,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use agent_blocking::{Blocking, spawn_blocking};
 use agent_model::{Code, Epoch, Fault, JobId, Principal, ReplicaId};
 use agent_proto::v1;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Caller, Refusal, Services, invalid};
@@ -73,7 +73,7 @@ struct Intake {
     /// What was written and is not being forced yet, in the order of the requests.
     written: Written,
     /// The forced write that goes on, with the answers to what it forces.
-    forcing: Option<JoinHandle<Vec<v1::AppendResponse>>>,
+    forcing: Option<Blocking<Vec<v1::AppendResponse>>>,
     /// How the stream ends when everything is answered.
     end: Option<Result<(), Status>>,
 }
@@ -139,7 +139,7 @@ impl Intake {
     /// Begins to force what was written.
     fn force(&mut self) {
         let written = std::mem::take(&mut self.written);
-        self.forcing = (!written.answers.is_empty()).then(|| tokio::task::spawn_blocking(|| written.force()));
+        self.forcing = (!written.answers.is_empty()).then(|| spawn_blocking(|| written.force()));
     }
 
     /// The caller is a machine that may bring jobs.
@@ -192,7 +192,7 @@ async fn require_its_own(services: &Services, caller: &Caller, replica: &Replica
 
 /// The answers of a forced write, once it is over.
 async fn forced(
-    forcing: &mut Option<JoinHandle<Vec<v1::AppendResponse>>>,
+    forcing: &mut Option<Blocking<Vec<v1::AppendResponse>>>,
 ) -> Result<Vec<v1::AppendResponse>, Status> {
     let Some(running) = forcing else { return Ok(Vec::new()) };
     let answers = running.await;

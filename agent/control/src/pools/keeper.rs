@@ -19,6 +19,7 @@ use agent_model::{Code, Fault, NodeId, PoolName, Timestamp};
 use agent_pools::{
     CreateMachine, Deadlines, DeleteMachine, Machine, MachinePriority, MachineState, Provider, ProviderError,
 };
+use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -357,7 +358,7 @@ impl Keeper {
         let issued = self.services.gate.registry.issue(TokenKind::Join, fingerprint, token, now).await;
         let (token, _) = issued.map_err(|_| no_chance())?;
         self.known_machines.entry(name.clone()).or_default().called = true;
-        self.calls.spawn(async move {
+        let call = async move {
             let priority = if pool.low_priority { MachinePriority::Low } else { MachinePriority::Dedicated };
             let wish = CreateMachine {
                 request: name.as_str(),
@@ -370,7 +371,8 @@ impl Keeper {
             };
             let made = provider.create(&wish).await;
             Called::Created(name, made)
-        });
+        };
+        self.calls.spawn(call.boxed());
         Ok(())
     }
 
@@ -421,12 +423,13 @@ impl Keeper {
         }
         let (id, pool) = (machine.id.clone(), machine.pool.clone());
         self.known_machines.entry(name.clone()).or_default().called = true;
-        self.calls.spawn(async move {
+        let call = async move {
             let (id, text) = (id.as_deref(), name.as_str());
             let machine = DeleteMachine { pool: pool.as_str(), id, request: text, name: text };
             let deleted = provider.delete(&machine).await;
             Called::Deleted(name, deleted)
-        });
+        };
+        self.calls.spawn(call.boxed());
     }
 
     /// Asks each provider what it has, when it is time.
@@ -444,10 +447,11 @@ impl Keeper {
             }
             (known.lists, known.listed) = (true, Some(Instant::now()));
             let name = name.clone();
-            self.calls.spawn(async move {
+            let call = async move {
                 let listed = provider.list(name.as_str()).await;
                 Called::Listed(name, listed)
-            });
+            };
+            self.calls.spawn(call.boxed());
         }
     }
 

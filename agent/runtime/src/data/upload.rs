@@ -6,11 +6,14 @@
 
 use std::path::PathBuf;
 
+use agent_blocking::blocking;
 use agent_env::{EngineEvent, StoreUpload, Task, UploadTarget, Uploaded};
 use agent_model::failpoint;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
-use super::{DataCache, DataError, EngineRun, blocking};
+use super::{DataCache, DataError, EngineRun};
 use crate::env::Progress;
 
 /// How long a request may take, in seconds: it sends at most a part of 8 MiB.
@@ -34,31 +37,34 @@ pub struct DataUpload {
 impl DataCache {
     /// Sends the files that have not arrived yet. `told` is sent the progress. Dropping the future ends it, and the
     /// same upload goes on there later.
-    pub async fn upload(
-        &self,
-        upload: &DataUpload,
-        told: &watch::Sender<Option<Progress>>,
-    ) -> Result<Uploaded, DataError> {
-        let (root, notes) = (&self.0.config.root, upload.notes.clone());
-        let prepare = move || {
-            failpoint::hit("env.data.upload")?;
-            notes.parent().map_or(Ok(()), std::fs::create_dir_all)
-        };
-        blocking(prepare).await.map_err(DataError::file("prepare", &upload.notes))?;
-        let task = Task::Upload(Box::new(StoreUpload {
-            base: upload.base.clone(),
-            folder: upload.folder.clone(),
-            file: upload.file.clone(),
-            to: upload.to.clone(),
-            notes: upload.notes.clone(),
-            stall_s: REQUEST_S,
-        }));
-        let run = EngineRun { task, cwd: root, mark: &upload.notes, user: None };
-        let done = self.run(run, told).await;
-        told.send_replace(None);
-        match done? {
-            EngineEvent::Uploaded(uploaded) => Ok(uploaded),
-            other => Err(DataError::Failed(format!("the program answered something else: {other:?}"))),
+    pub fn upload<'a>(
+        &'a self,
+        upload: &'a DataUpload,
+        told: &'a watch::Sender<Option<Progress>>,
+    ) -> BoxFuture<'a, Result<Uploaded, DataError>> {
+        async move {
+            let (root, notes) = (&self.0.config.root, upload.notes.clone());
+            let prepare = move || {
+                failpoint::hit("env.data.upload")?;
+                notes.parent().map_or(Ok(()), std::fs::create_dir_all)
+            };
+            blocking(prepare).await.map_err(DataError::file("prepare", &upload.notes))?;
+            let task = Task::Upload(Box::new(StoreUpload {
+                base: upload.base.clone(),
+                folder: upload.folder.clone(),
+                file: upload.file.clone(),
+                to: upload.to.clone(),
+                notes: upload.notes.clone(),
+                stall_s: REQUEST_S,
+            }));
+            let run = EngineRun { task, cwd: root, mark: &upload.notes, user: None };
+            let done = self.run(run, told).await;
+            told.send_replace(None);
+            match done? {
+                EngineEvent::Uploaded(uploaded) => Ok(uploaded),
+                other => Err(DataError::Failed(format!("the program answered something else: {other:?}"))),
+            }
         }
+        .boxed()
     }
 }

@@ -13,14 +13,16 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agent_blocking::blocking_io;
 use agent_command::Command;
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::builder::Builder;
-use super::cache::{EnvDir, Left, blocking};
+use super::cache::{EnvDir, Left};
 
 /// How long compiling may take: it prints nothing while it works.
 const WITHIN: Duration = Duration::from_secs(3600);
@@ -56,7 +58,7 @@ impl Aftercare {
         while running.tasks.try_join_next().is_some() {}
         running.by_name.retain(|_, task| !task.is_finished());
         if !running.by_name.contains_key(place.name()) {
-            let task = running.tasks.spawn(look_after(place.clone(), left, self.builder.clone()));
+            let task = running.tasks.spawn(look_after(place.clone(), left, self.builder.clone()).boxed());
             running.by_name.insert(place.name().to_owned(), task);
         }
     }
@@ -73,7 +75,7 @@ impl Aftercare {
 async fn look_after(place: EnvDir, left: Left, builder: Option<Builder>) {
     if left.settle {
         let settling = place.clone();
-        match tokio::task::spawn_blocking(move || settling.settle()).await {
+        match agent_blocking::spawn_blocking(move || settling.settle()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(place = place.name(), %error, "cannot force environment to disk")
@@ -92,16 +94,16 @@ async fn compile(place: EnvDir, builder: Option<Builder>) {
     let apart = place.compiled();
     let compiled = compile_apart(&place, &apart, builder).await;
     let (from, prefix) = (apart.clone(), place.prefix().to_owned());
-    let kept = blocking(move || compiled.and_then(|()| move_in(&from, &prefix))).await;
+    let kept = blocking_io(move || compiled.and_then(|()| move_in(&from, &prefix))).await;
     // A file that cannot be compiled is not reported: the job that imports it gets the error.
     match kept {
         Ok(()) => {
             // If this is interrupted, everything is compiled again.
-            let _ = tokio::task::spawn_blocking(move || place.note_compiled()).await;
+            let _ = agent_blocking::spawn_blocking(move || place.note_compiled()).await;
         }
         Err(error) => tracing::warn!(place = place.name(), %error, "an environment is not compiled"),
     }
-    let removed = blocking(move || agent_spawn::remove_tree(&apart)).await;
+    let removed = blocking_io(move || agent_spawn::remove_tree(&apart)).await;
     if let Err(error) = removed {
         tracing::debug!(%error, "cannot remove what was compiled");
     }
@@ -129,7 +131,7 @@ async fn compile_apart(place: &EnvDir, apart: &Path, builder: Option<Builder>) -
         None => command,
     };
     let (lender, lent) = (builder.clone(), apart.to_owned());
-    blocking(move || {
+    blocking_io(move || {
         agent_spawn::remove_tree(&lent)?;
         std::fs::create_dir(&lent)?;
         lender.map_or(Ok(()), |builder| builder.lend(&lent))
@@ -137,7 +139,7 @@ async fn compile_apart(place: &EnvDir, apart: &Path, builder: Option<Builder>) -
     .await?;
     let compiled = command.capture().await;
     let lent = apart.to_owned();
-    blocking(move || builder.map_or(Ok(()), |builder| builder.take_back(&lent))).await?;
+    blocking_io(move || builder.map_or(Ok(()), |builder| builder.take_back(&lent))).await?;
     compiled.map(drop).map_err(io::Error::other)
 }
 

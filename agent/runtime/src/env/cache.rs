@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use agent_blocking::blocking_io;
 use agent_model::failpoint;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
@@ -322,7 +323,7 @@ impl EnvDir {
             }
             Ok(look.damage)
         };
-        blocking(look).await.map_err(AcquireError::io("inspect", &self.prefix))
+        blocking_io(look).await.map_err(AcquireError::io("inspect", &self.prefix))
     }
 
     /// The work that remains to be done while it is used.
@@ -504,14 +505,14 @@ impl Scaffold {
             failpoint::hit("env.place.make")?;
             fs::DirBuilder::new().mode(0o755).create(&lock.place.prefix)
         };
-        blocking(clear).await.map_err(AcquireError::io("clear", &prefix))
+        blocking_io(clear).await.map_err(AcquireError::io("clear", &prefix))
     }
 
     /// Marks the environment as ready.
     pub(super) async fn finish(mut self, built: Built) -> Result<(), AcquireError> {
         let Some(lock) = self.lock.clone() else { return Ok(()) };
         let place = lock.place.clone();
-        blocking(move || {
+        blocking_io(move || {
             lock.write_marker(&built)?;
             lock.place.note_ready();
             Ok(())
@@ -540,10 +541,4 @@ impl Drop for Scaffold {
             }
         });
     }
-}
-
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }

@@ -136,7 +136,7 @@ impl Interpreters {
     /// other, so that the one a job waits for is not slowed down by all others.
     pub(super) async fn all(&self) -> Vec<agent_model::node::Interpreter> {
         let path = self.config.path.clone();
-        let names = tokio::task::spawn_blocking(move || names(&path)).await.unwrap_or_default();
+        let names = agent_blocking::spawn_blocking(move || names(&path)).await.unwrap_or_default();
         let broken = self.saved.lock().broken.clone();
         let mut all = Vec::new();
         for name in names.iter().filter(|name| !is_broken(&broken, name)) {

@@ -219,7 +219,8 @@ async fn build(
     match built {
         Ok(built) => {
             let made = workspace.clone();
-            let taken = tokio::task::spawn_blocking(move || made.take_back()).await.map_err(io::Error::other);
+            let taken =
+                agent_blocking::spawn_blocking(move || made.take_back()).await.map_err(io::Error::other);
             taken.flatten().map_err(AcquireError::io("take over", place.prefix()))?;
             scaffold.finish(built).await?;
             let took = started.elapsed();

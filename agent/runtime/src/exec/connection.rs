@@ -222,7 +222,7 @@ pub(super) async fn end_all(dir: &JobDir, within: Duration) -> Result<(usize, us
 
 async fn kill_of(groups: Vec<PathBuf>, instance: String, within: Duration) -> (usize, usize) {
     let kill = move || agent_spawn::kill(&groups, &instance, within);
-    tokio::task::spawn_blocking(kill).await.unwrap_or_default()
+    agent_blocking::spawn_blocking(kill).await.unwrap_or_default()
 }
 
 async fn kill(dir: &JobDir, hello: Hello, within: Duration) -> (usize, usize) {
@@ -231,11 +231,11 @@ async fn kill(dir: &JobDir, hello: Hello, within: Duration) -> (usize, usize) {
     let container = Note::read(dir).ok().flatten().map(|note| note.id).filter(|_| is_told);
     if let Some(id) = container {
         let kill = move || process::kill_container(&id, MARK, &hello.instance, within);
-        return tokio::task::spawn_blocking(kill).await.unwrap_or_default();
+        return agent_blocking::spawn_blocking(kill).await.unwrap_or_default();
     }
     let groups = Groups::of(&hello);
     let counts = kill_of(groups.dirs().to_vec(), hello.instance, within).await;
-    if counts.1 == 0 && !tokio::task::spawn_blocking(move || groups.remove()).await.unwrap_or_default() {
+    if counts.1 == 0 && !agent_blocking::spawn_blocking(move || groups.remove()).await.unwrap_or_default() {
         tracing::warn!(dir = %dir.path().display(), "cannot remove control groups of lost job");
     }
     counts

@@ -34,6 +34,8 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, InspectContainerOptions, ListContainersOptionsBuilder,
     StartContainerOptions,
 };
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::LaunchError;
@@ -131,26 +133,33 @@ impl Containers {
 
     /// Removes containers of this node that nobody needs: their shim is gone, and no runner still wants to know why
     /// (`is_open` is false). Returns how many there were.
-    pub async fn sweep(&self, is_open: impl Fn(&ReplicaId) -> bool) -> Result<usize, DockerError> {
-        let label = format!("{NODE}={}", self.node);
-        let filters = HashMap::from([("label".to_owned(), vec![label])]);
-        let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
-        let step = "list its containers";
-        failpoint::hit("node.container.list").map_err(DockerError::planned(step))?;
-        let list = |client: Client| async move { client.list_containers(Some(options)).await };
-        let mut swept = 0;
-        for found in self.docker.ask(step, LIST, list).await? {
-            let labels = found.labels.unwrap_or_default();
-            let (Some(id), Some(dir)) = (found.id, labels.get(DIR).map(JobDir::new)) else { continue };
-            let replica = labels.get(REPLICA).and_then(|replica| replica.parse::<ReplicaId>().ok());
-            // If a directory cannot be examined, it may have a shim.
-            let wanted = replica.is_some_and(|replica| is_open(&replica)) || dir.has_shim().unwrap_or(true);
-            if !wanted {
-                self.remove(&id).await?;
-                swept += 1;
+    pub fn sweep<'a>(
+        &'a self,
+        is_open: &'a (dyn Fn(&ReplicaId) -> bool + Sync),
+    ) -> BoxFuture<'a, Result<usize, DockerError>> {
+        async move {
+            let label = format!("{NODE}={}", self.node);
+            let filters = HashMap::from([("label".to_owned(), vec![label])]);
+            let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+            let step = "list its containers";
+            failpoint::hit("node.container.list").map_err(DockerError::planned(step))?;
+            let list = |client: Client| async move { client.list_containers(Some(options)).await };
+            let mut swept = 0;
+            for found in self.docker.ask(step, LIST, list).await? {
+                let labels = found.labels.unwrap_or_default();
+                let (Some(id), Some(dir)) = (found.id, labels.get(DIR).map(JobDir::new)) else { continue };
+                let replica = labels.get(REPLICA).and_then(|replica| replica.parse::<ReplicaId>().ok());
+                // If a directory cannot be examined, it may have a shim.
+                let wanted =
+                    replica.is_some_and(|replica| is_open(&replica)) || dir.has_shim().unwrap_or(true);
+                if !wanted {
+                    self.remove(&id).await?;
+                    swept += 1;
+                }
             }
+            Ok(swept)
         }
-        Ok(swept)
+        .boxed()
     }
 
     /// Starts a shim for a directory where nothing was started yet.

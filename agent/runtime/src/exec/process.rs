@@ -60,7 +60,7 @@ impl Local {
         if let Some(user) = launch.user.as_ref().filter(|_| agent_spawn::has_helper()) {
             let (dir, uid) = (dir.path().to_owned(), user.uid);
             let ask = move || agent_spawn::ask_for_supervisor(&dir, uid, greeting);
-            let asked = tokio::task::spawn_blocking(ask).await.map_err(io::Error::other)?;
+            let asked = agent_blocking::spawn_blocking(ask).await.map_err(io::Error::other)?;
             return asked.ok_or(io::ErrorKind::Unsupported)?.map(|started| Child::Helped(Arc::new(started)));
         }
         let mut command =

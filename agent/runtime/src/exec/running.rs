@@ -9,6 +9,8 @@ use agent_model::Boot;
 use agent_shim::segments::Reader;
 use agent_shim::wire::{Event, Progress, Request};
 use agent_shim::{ExitRecord, JobDir};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -104,7 +106,7 @@ impl Running {
         let (ended_to, ended) = watch::channel(false);
         let mut follower = JoinSet::new();
         let of = dir.clone();
-        follower.spawn(async move {
+        let following = async move {
             if !follow(&of, connection, &progress_to).await {
                 progress_to.send_replace(written(&of));
             }
@@ -115,7 +117,8 @@ impl Running {
             {
                 tracing::warn!(dir = %of.path().display(), "waiting for supervisor to go: the job has ended");
             }
-        });
+        };
+        follower.spawn(following.boxed());
         Running { dir, progress, ended, _follower: follower }
     }
 
@@ -133,54 +136,63 @@ impl Running {
     /// Ends the job: SIGTERM to each of its processes now, SIGKILL after `grace`. Returns when the shim has accepted
     /// this, not when the job has ended. May be repeated: a shorter grace counts, the first reason stays. Does
     /// nothing to a job that has ended.
-    pub async fn stop(&self, grace: Duration, reason: &str) -> Result<(), StopError> {
-        let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
-        let wanted = |event: &Event| matches!(event, Event::Stopping | Event::Ended);
-        match connection.ask(&Request::stop(grace, reason), wanted).await {
-            Ok(_) => Ok(()),
-            // The job may have ended meanwhile.
-            Err(source) => match look(&self.dir).await? {
-                JobTrace::Live(_) => Err(StopError::Talk { dir: self.dir.path().to_owned(), source }),
-                _ => Ok(()),
-            },
+    pub fn stop<'a>(&'a self, grace: Duration, reason: &'a str) -> BoxFuture<'a, Result<(), StopError>> {
+        async move {
+            let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
+            let wanted = |event: &Event| matches!(event, Event::Stopping | Event::Ended);
+            match connection.ask(&Request::stop(grace, reason), wanted).await {
+                Ok(_) => Ok(()),
+                // The job may have ended meanwhile.
+                Err(source) => match look(&self.dir).await? {
+                    JobTrace::Live(_) => Err(StopError::Talk { dir: self.dir.path().to_owned(), source }),
+                    _ => Ok(()),
+                },
+            }
         }
+        .boxed()
     }
 
     /// Lets the job run until `until` at least. The shim ends it then, unless it gets a later time before. Returns
     /// until when the job may run now; `None` if it has ended.
-    pub async fn renew(&self, until: Boot) -> Result<Option<Boot>, RenewError> {
-        let dir = || self.dir.path().to_owned();
-        let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(None) };
-        if connection.version < LEASES {
-            return Err(RenewError::Unsupported { dir: dir(), version: connection.version });
+    pub fn renew(&self, until: Boot) -> BoxFuture<'_, Result<Option<Boot>, RenewError>> {
+        async move {
+            let dir = || self.dir.path().to_owned();
+            let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(None) };
+            if connection.version < LEASES {
+                return Err(RenewError::Unsupported { dir: dir(), version: connection.version });
+            }
+            match connection.renew(until).await {
+                Ok(Event::Refused { why }) => Err(RenewError::Refused { dir: dir(), why }),
+                Ok(Event::Renewed { until_ms }) => Ok(Some(Boot::from_millis(until_ms))),
+                Ok(_) => Ok(None),
+                Err(source) => match look(&self.dir).await? {
+                    JobTrace::Live(_) => Err(RenewError::Talk { dir: dir(), source }),
+                    _ => Ok(None),
+                },
+            }
         }
-        match connection.renew(until).await {
-            Ok(Event::Refused { why }) => Err(RenewError::Refused { dir: dir(), why }),
-            Ok(Event::Renewed { until_ms }) => Ok(Some(Boot::from_millis(until_ms))),
-            Ok(_) => Ok(None),
-            Err(source) => match look(&self.dir).await? {
-                JobTrace::Live(_) => Err(RenewError::Talk { dir: dir(), source }),
-                _ => Ok(None),
-            },
-        }
+        .boxed()
     }
 
     /// Waits until the job has ended. May be dropped and called again.
-    pub async fn wait(&self) -> Result<ExitRecord, WaitError> {
-        // An error means that the follower is gone, which counts as an end: the job directory decides.
-        let _ = self.ended.clone().wait_for(|ended| *ended).await;
-        loop {
-            match look(&self.dir).await? {
-                JobTrace::Ended(record) => return Ok(record),
-                JobTrace::Lost | JobTrace::Fresh => {
-                    let lost = clear_lost(&self.dir).await?;
-                    return Err(WaitError::Lost { dir: self.dir.path().to_owned(), lost });
-                }
-                JobTrace::Live(connection) => {
-                    follow(&self.dir, connection, &watch::Sender::default()).await;
+    pub fn wait(&self) -> BoxFuture<'_, Result<ExitRecord, WaitError>> {
+        async move {
+            // An error means that the follower is gone, which counts as an end: the job directory decides.
+            let _ = self.ended.clone().wait_for(|ended| *ended).await;
+            loop {
+                match look(&self.dir).await? {
+                    JobTrace::Ended(record) => return Ok(record),
+                    JobTrace::Lost | JobTrace::Fresh => {
+                        let lost = clear_lost(&self.dir).await?;
+                        return Err(WaitError::Lost { dir: self.dir.path().to_owned(), lost });
+                    }
+                    JobTrace::Live(connection) => {
+                        follow(&self.dir, connection, &watch::Sender::default()).await;
+                    }
                 }
             }
         }
+        .boxed()
     }
 }
 

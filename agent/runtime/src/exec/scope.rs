@@ -33,6 +33,5 @@ pub(super) async fn enclose(hello: &Hello, metadata: bool) -> Result<(), ScopeEr
     }
     let scope = Scope::Job { replica: hello.replica.clone(), instance: hello.instance.clone(), metadata };
     let pid = hello.pid;
-    let made = tokio::task::spawn_blocking(move || agent_spawn::enclose(pid, &scope)).await;
-    made.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())).map(drop)
+    agent_blocking::blocking(move || agent_spawn::enclose(pid, &scope)).await.map(drop)
 }

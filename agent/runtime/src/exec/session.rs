@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use agent_shim::JobDir;
 use agent_shim::session::{FromJob, FromUser, HEAD, parse_head};
 use agent_shim::wire::{Event, Request};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
@@ -49,18 +51,21 @@ pub struct SessionReader(BufReader<OwnedReadHalf>);
 pub struct SessionWriter(OwnedWriteHalf);
 
 /// Opens a session in the job of a directory. It ends when both ends are dropped.
-pub async fn open_session(dir: &JobDir) -> Result<(SessionReader, SessionWriter), SessionError> {
-    let JobTrace::Live(mut connection) = look(dir).await? else { return Err(SessionError::Over) };
-    let wanted = |event: &Event| matches!(event, Event::Attached | Event::Refused { .. } | Event::Ended);
-    match connection.ask(&Request::Session, wanted).await {
-        Ok(Event::Attached) => {
-            let (reader, writer) = connection.into_stream().into_split();
-            Ok((SessionReader(BufReader::with_capacity(ROOM, reader)), SessionWriter(writer)))
+pub fn open_session(dir: &JobDir) -> BoxFuture<'_, Result<(SessionReader, SessionWriter), SessionError>> {
+    async move {
+        let JobTrace::Live(mut connection) = look(dir).await? else { return Err(SessionError::Over) };
+        let wanted = |event: &Event| matches!(event, Event::Attached | Event::Refused { .. } | Event::Ended);
+        match connection.ask(&Request::Session, wanted).await {
+            Ok(Event::Attached) => {
+                let (reader, writer) = connection.into_stream().into_split();
+                Ok((SessionReader(BufReader::with_capacity(ROOM, reader)), SessionWriter(writer)))
+            }
+            Ok(Event::Refused { why }) => Err(SessionError::Refused { why }),
+            Ok(_) => Err(SessionError::Over),
+            Err(source) => Err(SessionError::Talk { dir: dir.path().to_owned(), source }),
         }
-        Ok(Event::Refused { why }) => Err(SessionError::Refused { why }),
-        Ok(_) => Err(SessionError::Over),
-        Err(source) => Err(SessionError::Talk { dir: dir.path().to_owned(), source }),
     }
+    .boxed()
 }
 
 /// How much is read at once, in bytes.

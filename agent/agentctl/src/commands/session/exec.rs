@@ -96,7 +96,7 @@ async fn write(data: Vec<u8>, is_error: bool) -> Result<(), Failure> {
             stdout.write_all(&data).and_then(|()| stdout.flush())
         }
     };
-    let written = tokio::task::spawn_blocking(write).await.map_err(io::Error::other).flatten();
+    let written = agent_blocking::blocking_io(write).await;
     written.map_err(|_| Failure::PipeClosed)
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use agent_cas::blocking;
+use agent_blocking::blocking;
 use agent_model::{Clock, size};
 use agent_runtime::env::{AcquireError, Environments, Kept, RemoveError};
 use futures_util::FutureExt;

@@ -40,7 +40,8 @@ pub(super) async fn owners(pids: BTreeSet<u32>) -> Owners {
         return BTreeMap::new();
     }
     let names: BTreeMap<u32, String> = pids.iter().map(|pid| (*pid, name(*pid))).collect();
-    let asked = tokio::task::spawn_blocking(move || pids.into_iter().map(|pid| (pid, owner(pid))).collect());
+    let asked =
+        agent_blocking::spawn_blocking(move || pids.into_iter().map(|pid| (pid, owner(pid))).collect());
     let found: BTreeMap<u32, String> = match tokio::time::timeout(WITHIN, asked).await {
         Ok(Ok(found)) => found,
         _ => BTreeMap::new(),

@@ -5,21 +5,23 @@
 //! time. While the controller cannot be asked nobody new is served, and who is served is for [`GRACE`] more.
 //! Connections and calls are bounded: what this node does for others leaves its jobs theirs.
 
-use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
 use agent_cas::Disk;
 use agent_cas::peer::service;
 use agent_cas::remote::{FRAME, STREAM_WINDOW};
+use agent_control::Peer;
 use agent_identity::{PeerTls, ServerStream, Subject};
 use agent_model::Code;
 use agent_proto::v1;
 use agent_proto::v1::worker_client::WorkerClient;
-use tokio::io::{AsyncRead, ReadBuf};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -27,11 +29,11 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 use tonic::transport::Server;
-use tonic::transport::server::Connected;
 use tracing::{debug, info};
 
 use super::{ANSWER, KEEPALIVE, Shared};
-use crate::limits::{Connection, Connections, Reads};
+use crate::incoming::{self, Connection, Reads};
+use crate::limits::Connections;
 use crate::supervisor::{Supervisor, TaskKind};
 
 /// How long a handshake may take.
@@ -55,16 +57,15 @@ pub(super) fn start(
 ) {
     let awaited = Arc::clone(&shared);
     let routes = service(disk, Arc::new(move |tree| awaited.is_fetching(tree)));
-    let (admitted, connections) = mpsc::channel::<io::Result<Admitted>>(16);
+    let (admitted, connections) = mpsc::channel(16);
     let stop = supervisor.stopping(TaskKind::Api);
     let server = Server::builder()
         .initial_connection_window_size(STREAM_WINDOW)
         .max_frame_size(FRAME)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.clone().cancelled_owned());
-    supervisor.spawn(TaskKind::Api, "blobs for other nodes", server);
+        .add_routes(routes);
+    incoming::serve(supervisor, "blobs for other nodes", server, ReceiverStream::new(connections).boxed());
     let door = Door { shared, listener, tls, connections: Connections::of_peers() };
     supervisor.spawn_infallible(TaskKind::Api, "peer port", door.run(admitted, stop));
 }
@@ -77,7 +78,7 @@ struct Door {
 }
 
 impl Door {
-    async fn run(self, admitted: mpsc::Sender<io::Result<Admitted>>, stop: CancellationToken) {
+    async fn run(self, admitted: mpsc::Sender<io::Result<Connection>>, stop: CancellationToken) {
         let (mut handshakes, mut watches) = (JoinSet::new(), JoinSet::new());
         loop {
             tokio::select! {
@@ -94,10 +95,10 @@ impl Door {
                         let Some(permit) = self.connections.permit() else { continue };
                         let (tls, shared) = (self.tls.clone(), Arc::clone(&self.shared));
                         handshakes.spawn(async move {
-                            let shaken = timeout(HANDSHAKE + ANSWER, shake(&tls, stream, shared));
+                            let shaken = timeout(HANDSHAKE + ANSWER, shake(&tls, stream, from, shared));
                             match shaken.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-                                Ok((stream, admission, watch)) => {
-                                    Some((Connection::new(stream, admission, permit), watch))
+                                Ok((stream, peer, admission, watch)) => {
+                                    Some((Connection::new(stream, peer, admission, permit), watch))
                                 }
                                 Err(error) => {
                                     info!(%from, %error, "refused connection at the peer port");
@@ -120,8 +121,9 @@ impl Door {
 async fn shake(
     tls: &PeerTls,
     stream: TcpStream,
+    from: SocketAddr,
     shared: Arc<Shared>,
-) -> io::Result<(ServerStream, Admission, impl Future<Output = ()> + Send + use<>)> {
+) -> io::Result<(ServerStream, Peer, Admission, BoxFuture<'static, ()>)> {
     stream.set_nodelay(true)?;
     let (stream, certified) = tls.accept(stream).await?;
     match ask(&shared, &certified.subject).await {
@@ -137,6 +139,7 @@ async fn shake(
     let (revoked, gone) = (CancellationToken::new(), CancellationToken::new());
     let admission =
         Admission { revoked: Box::pin(revoked.clone().cancelled_owned()), _gone: gone.clone().drop_guard() };
+    let peer = Peer::Certified { certificate: certified.clone(), from: from.to_string() };
     let watch = async move {
         let valid = certified.until.since(shared.clock.now());
         tokio::select! {
@@ -148,7 +151,7 @@ async fn shake(
         }
         revoked.cancel();
     };
-    Ok((stream, admission, watch))
+    Ok((stream, peer, admission, watch.boxed()))
 }
 
 /// Returns when a node does not belong to the controller any more, or nobody could say so for long.
@@ -188,24 +191,11 @@ struct Admission {
     _gone: DropGuard,
 }
 
-type Admitted = Connection<ServerStream, Admission>;
+impl Reads for Admission {
+    fn saw(&mut self, _: &mut [u8]) {}
 
-impl<S: AsyncRead> Reads<S> for Admission {
-    fn poll_read(
-        &mut self,
-        stream: Pin<&mut S>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.revoked.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::PermissionDenied, "it was revoked")));
-        }
-        stream.poll_read(cx, buffer)
+    fn over(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        let is_revoked = self.revoked.as_mut().poll(cx).is_ready();
+        is_revoked.then(|| io::Error::new(io::ErrorKind::PermissionDenied, "it was revoked"))
     }
-}
-
-impl Connected for Admitted {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
 }

@@ -27,7 +27,6 @@ use tracing::{error, info, warn};
 use super::{End, Runner, Step, or_end};
 use crate::worker::backoff::Backoff;
 use crate::worker::faults::{self, Ending};
-use crate::worker::journal::Journal;
 
 /// How often the current order is sent to a shim, which also shows whether it answers.
 const ASK_EVERY: Duration = Duration::from_secs(5);
@@ -82,7 +81,7 @@ fn is_worth_writing(written: Option<Boot>, until: Boot, now: Boot) -> bool {
     until > UNHEARD && covered * 2 < until.since(now)
 }
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Finds what an earlier process of the daemon left: a running command, one that ended, or nothing.
     pub(super) async fn recall(&mut self) -> Step<Option<Running>> {
         if let Some(ending) = self.record.ending.clone() {

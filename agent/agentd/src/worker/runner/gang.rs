@@ -14,11 +14,10 @@ use agent_runtime::env::EnvLease;
 use tracing::info;
 
 use super::{End, Runner, Step, or_end};
-use crate::worker::journal::Journal;
 use crate::worker::launch::gang::{Seating, ports_of};
 use crate::worker::rendezvous::{self, Reservation};
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Waits for the go of this rank's gang; returns where all its ranks are. `None` for a job that has no other
     /// process.
     pub(super) async fn muster(&mut self, environment: &EnvLease) -> Step<Option<Seating>> {

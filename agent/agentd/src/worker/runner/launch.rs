@@ -24,7 +24,6 @@ use super::wait::LACK_PATIENCE;
 use super::{End, Runner, Step, or_end};
 use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
-use crate::worker::journal::Journal;
 use crate::worker::launch::Facts;
 use crate::worker::launch::gang::Seating;
 use crate::worker::secrets::Answer;
@@ -34,7 +33,7 @@ use crate::worker::{containers, faults, fetch};
 /// How often a job that waits for GPUs asks again although no change is known.
 const GPUS_EVERY: Duration = Duration::from_secs(10);
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Starts the command under its shim. From then on only the shim ends it.
     pub(super) async fn launch(&mut self, environment: &EnvLease) -> Step<Running> {
         self.record.environment = Some(environment.key().to_owned());

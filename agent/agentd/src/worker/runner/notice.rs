@@ -13,9 +13,8 @@ use tracing::{error, warn};
 
 use super::Runner;
 use super::follow::Stop;
-use crate::worker::journal::Journal;
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Returns when the replica has to end because the machine will be taken away.
     pub(super) async fn noticed(&self) -> Preemption {
         match &self.record.preempted {

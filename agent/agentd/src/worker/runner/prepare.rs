@@ -27,7 +27,6 @@ use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
 use crate::worker::data::Supply;
 use crate::worker::fetch::{self, FetchError, Fetching};
-use crate::worker::journal::Journal;
 use crate::worker::prestaged_trees::Wish;
 use crate::worker::{containers, faults, outputs, recover};
 
@@ -40,7 +39,7 @@ const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 /// How often the numbers of a build or a fetch are published.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Makes the directory and the first record; changes nothing for a replica that was accepted before.
     pub(super) async fn accept(&mut self) -> Step<()> {
         if self.record.step != ReplicaStep::Accepted {
@@ -205,7 +204,7 @@ impl<J: Journal> Runner<J> {
     /// jobs in containers have none.
     async fn choose_user(&mut self) -> Step<()> {
         let (worker, record) = (self.worker.clone(), self.record.clone());
-        let chosen = agent_cas::blocking(move || worker.users.user(&worker.config, &record)).await;
+        let chosen = agent_blocking::blocking(move || worker.users.user(&worker.config, &record)).await;
         self.record.user = match chosen {
             Err(_) if containers::is_sure(&self.record.spec.environment) => None,
             chosen => or_end(chosen)?,

@@ -22,12 +22,11 @@ use super::{Runner, Step, or_end};
 use crate::worker::backoff::Backoff;
 use crate::worker::data::SendingOutput;
 use crate::worker::faults::{self, Ending, Unsent};
-use crate::worker::journal::Journal;
 
 /// How long a store that does not take an output is asked again: what a job computed in hours is worth some minutes.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Fails if the node knows already that it cannot send an output.
     pub(super) async fn check_destinations(&self) -> Step<()> {
         for (name, output) in self.sent_outputs() {

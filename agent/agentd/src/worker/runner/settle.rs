@@ -26,7 +26,7 @@ use super::shipping::Shipped;
 use super::{End, Runner};
 use crate::worker::backoff::Backoff;
 use crate::worker::faults::{self, Ending};
-use crate::worker::journal::{Journal, JournalError};
+use crate::worker::journal::JournalError;
 use crate::worker::outputs;
 use crate::worker::outputs::{CollectError, Collected};
 use crate::worker::report::Delivered;
@@ -50,7 +50,7 @@ const REFUSALS: u32 = 5;
 /// How long the controller may take to store the rest of the logs before the view shows the wait.
 const QUIET: Duration = Duration::from_secs(5);
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Releases what the command used, and decides its ending.
     pub(super) async fn release(&mut self, end: End) -> Ending {
         let has_run = match end {

@@ -15,13 +15,12 @@ use tokio::time::Instant;
 use super::{Runner, Step, or_end};
 use crate::worker::backoff::Backoff;
 use crate::worker::data::{Supply, SupplyError};
-use crate::worker::journal::Journal;
 use crate::worker::{faults, outputs};
 
 /// How long a server that does not answer is asked again.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Gets all of it, by the names of the inputs.
     pub(super) async fn supply(&self) -> Step<BTreeMap<String, Supply>> {
         let mut supplies = BTreeMap::new();

@@ -1,3 +1,4 @@
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use agent_model::{Boot, Code, ExitStatus, JobDraft, Outcome, ReplicaId, Stream, 
 use agent_runtime::docker::DockerError;
 use agent_runtime::env::{EnvBuilder, EnvConfig, Environments, Image, Script, Scripted};
 use agent_runtime::exec::{Fake, LaunchError};
+use futures_util::future::BoxFuture;
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
@@ -17,7 +19,7 @@ use crate::cli::Flags;
 use crate::config::{Config, Variables};
 use crate::disk::DiskKeeper;
 use crate::worker::gpus::{Gpus, Looker};
-use crate::worker::journal::Sqlite;
+use crate::worker::journal::{Journal, Sqlite};
 use crate::worker::preemption::Preemptions;
 use crate::worker::prestaged_trees::PrestagedTrees;
 use crate::worker::report::Outbox;
@@ -54,29 +56,54 @@ impl Twin {
 }
 
 impl Journal for Twin {
-    async fn enter(&self, record: &Record) -> Result<(), JournalError> {
-        if self.broken.load(Ordering::SeqCst) {
-            return Err(JournalError::SetAside {
-                path: "journal.db".into(),
-                source: std::io::ErrorKind::StorageFull.into(),
-            });
-        }
-        if self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-            let source = std::io::ErrorKind::StorageFull.into();
-            return Err(JournalError::Disk { replica: record.replica.clone(), source });
-        }
-        self.real.enter(record).await?;
-        if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.died.notify_one();
-            std::future::pending::<()>().await;
-        }
-        Ok(())
+    fn enter<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<(), JournalError>> {
+        Box::pin(async move {
+            if self.broken.load(Ordering::SeqCst) {
+                return Err(JournalError::SetAside {
+                    path: "journal.db".into(),
+                    source: std::io::ErrorKind::StorageFull.into(),
+                });
+            }
+            if self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+            {
+                let source = std::io::ErrorKind::StorageFull.into();
+                return Err(JournalError::Disk { replica: record.replica.clone(), source });
+            }
+            self.real.enter(record).await?;
+            if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+                self.died.notify_one();
+                std::future::pending::<()>().await;
+            }
+            Ok(())
+        })
     }
-    async fn done(&self, replica: &ReplicaId) -> Result<(), JournalError> {
-        self.real.done(replica).await
+
+    fn done<'a>(&'a self, replica: &'a ReplicaId) -> BoxFuture<'a, Result<(), JournalError>> {
+        Box::pin(async move { self.real.done(replica).await })
     }
-    async fn open_replicas(&self) -> Result<Vec<Record>, JournalError> {
-        self.real.open_replicas().await
+
+    fn open_replicas(&self) -> BoxFuture<'_, Result<Vec<Record>, JournalError>> {
+        Box::pin(async move { self.real.open_replicas().await })
+    }
+}
+
+/// What a runner gets, and its journal.
+struct TestNode {
+    worker: Arc<Worker>,
+    journal: Arc<Twin>,
+}
+
+impl Deref for TestNode {
+    type Target = Arc<Worker>;
+
+    fn deref(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+}
+
+impl DerefMut for TestNode {
+    fn deref_mut(&mut self) -> &mut Arc<Worker> {
+        &mut self.worker
     }
 }
 
@@ -86,7 +113,7 @@ fn nobody() -> Channel {
 }
 
 /// A node with its state in `state`, whose controller is unreachable.
-async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
+async fn node(state: &Path, left: usize) -> TestNode {
     node_with(state, left, &Fake::default(), []).await
 }
 
@@ -96,7 +123,7 @@ async fn node_with(
     left: usize,
     executor: &Fake,
     builds: impl IntoIterator<Item = Script>,
-) -> Arc<Worker<Twin>> {
+) -> TestNode {
     let flags = Flags { user: true, state_dir: Some(state.display().to_string()), ..Flags::default() };
     let mut config = Config::resolve(&flags, &Variables::of_process()).unwrap();
     config.disk_reserve = 0;
@@ -110,10 +137,11 @@ async fn node_with(
     let blobs = tokio::task::spawn_blocking(move || Disk::open(&place)).await.unwrap().unwrap();
     let (store, disk) = (Store::Disk(blobs.clone()), DiskKeeper::open(state, 0));
     let limits = gc::StoreLimits { size: u64::MAX, marks: Watermarks::new(0), lease: Duration::ZERO };
-    Arc::new(Worker {
+    let journal = Arc::new(Twin::open(state, left).await);
+    let worker = Arc::new(Worker {
         clock: clock.clone(),
         boot_id: "this boot".into(),
-        journal: Arc::new(Twin::open(state, left).await),
+        journal: journal.clone(),
         prestaged_trees: PrestagedTrees::new(state, store.clone(), disk.clone()),
         store,
         collector: Collector::new(blobs, limits, &[], clock.clone()),
@@ -133,7 +161,8 @@ async fn node_with(
         retention: Retention::new(crate::worker::jobs_dir(state), clock, "this boot"),
         disk,
         config,
-    })
+    });
+    TestNode { worker, journal }
 }
 
 /// A command that writes nothing to its log, so that its controller is not needed before the outcome.
@@ -146,9 +175,9 @@ fn record() -> Record {
 
 /// The runner of a record, and the controller's end of its channels.
 fn runner(
-    worker: &Arc<Worker<Twin>>,
+    worker: &Arc<Worker>,
     record: Record,
-) -> (Runner<Twin>, watch::Sender<Desired>, watch::Receiver<ReplicaView>) {
+) -> (Runner, watch::Sender<Desired>, watch::Receiver<ReplicaView>) {
     let (desired, wanted) = watch::channel(Desired::Run { until: None, gang: None });
     let step = Some(record.step);
     let view = ReplicaView {
@@ -173,13 +202,13 @@ fn fault(step: Step<impl Sized>) -> Code {
 }
 
 /// Lives until the daemon dies or the outcome is written down.
-async fn live(worker: &Arc<Worker<Twin>>, record: Record) {
+async fn live(worker: &TestNode, record: Record) {
     live_while(worker, record, async |_, _| {}).await;
 }
 
 /// The same with something that happens meanwhile.
 async fn live_while(
-    worker: &Arc<Worker<Twin>>,
+    worker: &TestNode,
     record: Record,
     meanwhile: impl AsyncFnOnce(&watch::Sender<Desired>, watch::Receiver<ReplicaView>),
 ) {
@@ -196,7 +225,7 @@ async fn live_while(
     }
 }
 
-async fn outcome(worker: &Arc<Worker<Twin>>) -> Option<Outcome> {
+async fn outcome(worker: &TestNode) -> Option<Outcome> {
     worker.journal.open_replicas().await.unwrap().pop()?.outcome
 }
 
@@ -541,8 +570,9 @@ async fn test_job_that_is_lost_where_memory_ran_out_is_for_another_node() {
 }
 
 /// A node whose blobs are at an unreachable server, and its replica whose command succeeded and left a file.
-async fn without_a_store(state: &Path, disk_reserve: u64) -> (Arc<Worker<Twin>>, Record) {
-    let Ok(mut worker) = Arc::try_unwrap(node(state, usize::MAX).await) else { panic!("it is in use") };
+async fn without_a_store(state: &Path, disk_reserve: u64) -> (TestNode, Record) {
+    let mut node = node(state, usize::MAX).await;
+    let worker = Arc::get_mut(&mut node).unwrap();
     let Store::Disk(disk) = worker.store.clone() else { panic!("the store is elsewhere") };
     worker.store = Store::Tiered(Box::new(Tiered::new(disk, Remote::far(nobody(), ""))));
     worker.disk = DiskKeeper::open(state, disk_reserve);
@@ -556,11 +586,11 @@ async fn without_a_store(state: &Path, disk_reserve: u64) -> (Arc<Worker<Twin>>,
     std::fs::create_dir_all(dir.work().join("outputs")).unwrap();
     std::fs::write(dir.work().join("outputs/model"), "weights").unwrap();
     worker.journal.enter(&record).await.unwrap();
-    (Arc::new(worker), record)
+    (node, record)
 }
 
 /// The report of a replica whose outputs are not stored.
-async fn unstored(worker: &Arc<Worker<Twin>>) -> Fault {
+async fn unstored(worker: &TestNode) -> Fault {
     let record = worker.journal.open_replicas().await.unwrap().pop().unwrap();
     assert!(record.precious, "the outputs stay");
     assert!(worker.job_dir(&record.replica).work().join("outputs/model").exists());
@@ -607,7 +637,7 @@ async fn test_outputs_do_not_wait_where_the_node_needs_the_room() {
 }
 
 /// The machine goes in so many seconds, as an operator says.
-fn goes(worker: &Worker<Twin>, seconds: u64) {
+fn goes(worker: &Worker, seconds: u64) {
     let until = worker.clock.boot() + Duration::from_secs(seconds);
     worker.preemptions.ask(Some((until, "maintenance".into())));
 }

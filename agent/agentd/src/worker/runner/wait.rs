@@ -13,7 +13,6 @@ use tracing::warn;
 use super::{End, Runner, Step};
 use crate::worker::backoff::Backoff;
 use crate::worker::faults;
-use crate::worker::journal::Journal;
 
 /// How long a build or a start waits for descriptors, processes or memory before it is left to another node.
 pub(super) const LACK_PATIENCE: Duration = Duration::from_secs(60);
@@ -24,7 +23,7 @@ const ROOM_EVERY: Duration = Duration::from_secs(1);
 /// How often such a write is tried again.
 const IN_VAIN: u32 = 3;
 
-impl<J: Journal> Runner<J> {
+impl Runner {
     /// Publishes that it waits, and for `what`, and sleeps, longer each time.
     pub(super) async fn wait(&self, backoff: &mut Backoff, what: &str) {
         self.wait_telling(backoff, what, |what| self.say(&format!("waiting {what}"))).await;

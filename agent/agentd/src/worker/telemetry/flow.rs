@@ -332,7 +332,7 @@ impl Flow {
     pub(super) fn trim(&mut self) {
         let Some(stored) = self.should_trim() else { return };
         let feed = self.feed.clone();
-        tokio::task::spawn_blocking(move || {
+        agent_blocking::spawn_blocking(move || {
             if let Err(error) = feed.trim(stored) {
                 warn!(replica = %feed.replica, %error, "cannot trim stored log");
             }
@@ -347,7 +347,7 @@ impl Flow {
             Ok(()) => match feed.read_cached(offset, length) {
                 Some(data) => return Some(data),
                 None => {
-                    let reading = tokio::task::spawn_blocking(move || feed.read(offset, length));
+                    let reading = agent_blocking::spawn_blocking(move || feed.read(offset, length));
                     reading.await.map_err(io::Error::other).flatten()
                 }
             },

@@ -283,7 +283,7 @@ pub(super) async fn list(Caller(run): Caller, Asked(asked): Asked<List>) -> Answ
     let _turn = run.file_turn().await?;
     let place = place(&run, &asked.path).await?;
     let artifacts = run.artifacts.clone();
-    let listed = tokio::task::spawn_blocking(move || artifacts.list("", &join(&place), ""));
+    let listed = agent_blocking::spawn_blocking(move || artifacts.list("", &join(&place), ""));
     let files = listed.await.map_err(|error| Refusal::disk("the call was interrupted", &error.into()))??;
     Ok(Json(json!({ "files": files })))
 }
@@ -298,6 +298,6 @@ async fn blocking<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten();
+    let done = agent_blocking::blocking_io(work).await;
     done.map_err(|error| Refusal::disk(what, &error))
 }

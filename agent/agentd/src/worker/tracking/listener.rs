@@ -8,15 +8,16 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
+use agent_control::Peer;
 use axum::serve::Listener;
-use tokio::io::{AsyncRead, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::limits::{Connection, Connections, Reads};
+use crate::incoming::{Connection, Reads};
+use crate::limits::Connections;
 
 /// How long a connection is kept before its first whole request head.
 const UNHEARD: Duration = Duration::from_secs(10);
@@ -46,7 +47,7 @@ impl LimitedListener {
 }
 
 impl Listener for LimitedListener {
-    type Io = Connection<TcpStream, Silence>;
+    type Io = Connection;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
@@ -59,11 +60,14 @@ impl Listener for LimitedListener {
                     continue;
                 }
             };
-            match self.taken.admit(stream, Silence::new()) {
-                Ok(connection) => return (connection, address),
+            let Some(permit) = self.taken.permit() else {
                 // If even this cannot be sent, the client sees a closed connection.
-                Err(stream) => drop(stream.try_write(COME_LATER)),
-            }
+                drop(stream.try_write(COME_LATER));
+                continue;
+            };
+            // Who calls is told by the token of each request.
+            let peer = Peer::Nobody { from: address.to_string() };
+            return (Connection::new(stream, peer, Silence::new(), permit), address);
         }
     }
 
@@ -73,7 +77,7 @@ impl Listener for LimitedListener {
 }
 
 /// Closes a connection that is silent for too long.
-pub(super) struct Silence {
+struct Silence {
     until: Pin<Box<Sleep>>,
     head: Head,
 }
@@ -106,22 +110,15 @@ impl Head {
     }
 }
 
-impl<S: AsyncRead> Reads<S> for Silence {
-    fn poll_read(
-        &mut self,
-        stream: Pin<&mut S>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = stream.poll_read(cx, buffer);
-        if read.is_ready() {
-            if self.head.is_whole_with(&buffer.filled()[before..]) {
-                self.until.as_mut().reset(Instant::now() + SILENT);
-            }
-            return read;
+impl Reads for Silence {
+    fn saw(&mut self, bytes: &mut [u8]) {
+        if self.head.is_whole_with(bytes) {
+            self.until.as_mut().reset(Instant::now() + SILENT);
         }
-        self.until.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn over(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        self.until.as_mut().poll(cx).is_ready().then(|| io::ErrorKind::TimedOut.into())
     }
 }
 

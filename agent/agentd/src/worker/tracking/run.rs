@@ -124,7 +124,7 @@ impl Run {
     ) -> Result<T, Refusal> {
         let turn = turn.come().await?;
         let thread = Arc::clone(&self.threads).acquire_owned().await;
-        let worked = tokio::task::spawn_blocking(move || {
+        let worked = agent_blocking::spawn_blocking(move || {
             // Held until the work is done, even if the caller is gone.
             let _held = (turn, thread);
             work()

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::{self, StreamExt};
@@ -18,7 +19,6 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::{CHUNK, Chunks, ReadError, Shared};
-use crate::parallel::blocking;
 
 /// After so long without new bytes a reader gets an empty piece: the blob is still awaited.
 const QUIET: Duration = Duration::from_secs(1);

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
@@ -12,7 +13,6 @@ use super::arrivals::Growth;
 use super::loose::Temp;
 use super::{SMALL, Shared, WriteError};
 use crate::Hasher;
-use crate::parallel::blocking;
 
 /// A blob of a [`Disk`](super::Disk) whose bytes arrive in pieces. Dropped before [`commit`](Self::commit), it
 /// leaves nothing. A call that is dropped halfway still appends everything it was given.

@@ -6,11 +6,12 @@
 
 use std::sync::atomic::Ordering;
 
+use agent_blocking::blocking;
 use agent_model::Digest;
 
 use super::index::Kept;
 use super::{BlobState, Disk, Shared, home, uses};
-use crate::parallel::{self, blocking};
+use crate::parallel;
 
 /// Victims removed under one lock.
 const TOGETHER: usize = 64;

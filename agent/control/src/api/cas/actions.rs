@@ -202,7 +202,7 @@ fn named(digest: Option<&reapi::Digest>) -> Result<Digest, Status> {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| Status::unavailable("the controller is stopping"))
+    agent_blocking::spawn_blocking(work).await.map_err(|_| Status::unavailable("the controller is stopping"))
 }
 
 #[cfg(test)]

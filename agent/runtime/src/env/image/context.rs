@@ -49,7 +49,7 @@ impl Context {
                 let _ = sender.blocking_send(Err(error)); // nobody reads it any more
             }
         };
-        tokio::task::spawn_blocking(work); // it ends when the receiver is dropped
+        agent_blocking::spawn_blocking(work); // it ends when the receiver is dropped
         futures_util::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|chunk| (chunk, receiver))
         })

@@ -50,7 +50,7 @@ impl Together {
     async fn check(&self, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
         let refuse = |why| Err(AcquireError::CannotCarry { image: self.image.reference.clone(), why });
         let (prefix, glibc) = (self.prefix.clone(), self.glibc);
-        let looked = tokio::task::spawn_blocking(move || glibc::too_new(&prefix, glibc)).await;
+        let looked = agent_blocking::spawn_blocking(move || glibc::too_new(&prefix, glibc)).await;
         let too_new = looked.unwrap_or_default();
         if !too_new.is_empty() {
             return refuse(format!(

@@ -371,7 +371,7 @@ async fn test_job_that_runs_is_found_again_and_started_once() {
         panic!("it runs")
     };
     let again = bench.start("echo never").await;
-    assert_eq!(bench.containers.sweep(|_| false).await.unwrap(), 0);
+    assert_eq!(bench.containers.sweep(&|_| false).await.unwrap(), 0);
     bench.containers.clear(&bench.dir).await.unwrap();
     fs::write(bench.dir.work().join("go"), "").unwrap();
     assert_eq!(over(&running).await.end, End::Exited(ExitStatus::Code(7)));
@@ -439,9 +439,9 @@ async fn test_container_that_is_killed_or_removed_loses_the_job_with_the_reason(
         let launch = bench.launch_of(&["true"]);
         let again = bench.executor.launch(&bench.dir, &launch, Some(&bench.container_spec)).await;
         assert!(matches!(again, Err(LaunchError::Lost { .. })), "{again:?}");
-        bench.containers.sweep(|_| true).await.unwrap();
+        bench.containers.sweep(&|_| true).await.unwrap();
         assert_eq!(bench.inspect().await.is_none(), by_removal);
-        bench.containers.sweep(|_| false).await.unwrap();
+        bench.containers.sweep(&|_| false).await.unwrap();
         assert!(bench.inspect().await.is_none());
     }
 }
