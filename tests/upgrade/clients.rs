@@ -35,8 +35,10 @@ fn commands(tally: &mut Tally, _: &Scale) {
         let jobs = host.ctl(&["jobs", "--json"]).ok().json();
         assert_eq!(jobs["jobs"].as_array().expect("a list").len(), 2, "{jobs}");
         assert!(host.ctl(&["nodes"]).ok().stdout.contains("box"));
-        assert_eq!(host.show("one")["exit_code"], 3);
-        assert!(host.ctl(&["why", "one"]).ok().stdout.contains("exit"));
+        let one = host.show("one");
+        assert_eq!(one["exit_code"], 3);
+        let why = host.ctl(&["why", "one"]).ok().stdout;
+        assert!(why.contains(one["fault"]["code"].as_str().expect("it failed")), "{why}");
     });
     tally.case("download", || {
         let to = host.home().join("got");

@@ -152,23 +152,17 @@ impl StartError {
             StartError::InUse { .. } => fault.fix("use that daemon, stop it, or give another --state-dir"),
             StartError::Move(cause) => cause.clone(),
             StartError::Shim(_) => fault.fix("install `agent-shim` beside `agentd`"),
-            error if error.is_newer() => fault.fix(
-                "install the later release again, or put back a backup that was made before it",
+            StartError::Controller(OpenError::Store(OpenStoreError::Newer { .. })) => {
+                fault.fix("install the later release again, or put back a backup that was made before it")
+            }
+            StartError::Journal(JournalError::Newer { .. }) => fault.fix(
+                "install the later release again; to go back, drain the machine with it first, then remove this file",
             ),
             StartError::State { .. } | StartError::Listen { .. } => {
                 fault.fix("check its owner and permissions, or configure another place; `agentd show-config` says where it comes from")
             }
             _ => fault.fix("the message says which file; keep a copy of it before you repair or remove it"),
         }
-    }
-
-    /// A later release of the program was here before.
-    fn is_newer(&self) -> bool {
-        matches!(
-            self,
-            StartError::Journal(JournalError::Newer { .. })
-                | StartError::Controller(OpenError::Store(OpenStoreError::Newer { .. }))
-        )
     }
 
     /// Whether starting again later may help: the cause is not the configuration.
@@ -178,8 +172,12 @@ impl StartError {
                 source.kind(),
                 ErrorKind::PermissionDenied | ErrorKind::NotADirectory | ErrorKind::InvalidInput
             ),
-            StartError::InUse { .. } | StartError::Listen { .. } | StartError::Shim(_) => false,
-            error => !error.is_newer(),
+            StartError::InUse { .. }
+            | StartError::Listen { .. }
+            | StartError::Shim(_)
+            | StartError::Journal(JournalError::Newer { .. })
+            | StartError::Controller(OpenError::Store(OpenStoreError::Newer { .. })) => false,
+            _ => true,
         }
     }
 }
