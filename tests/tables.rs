@@ -19,6 +19,7 @@ mod merge;
 mod pools;
 mod scarcity;
 mod snapshots;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn suites() -> Vec<Suite> {
         pools::suite(),
         boundaries::suite(),
         faults::suite(),
+        upgrade::suite(),
         scarcity::suite(),
     ]
 }

@@ -3,10 +3,10 @@
 
 use std::fs;
 
+use agent_tests::split::split_with;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually};
 
-use crate::boundaries::split;
 use crate::boundaries::users::{self, ENDED, GAMES, hostile_package, submitted, witness};
 
 pub(crate) const ROWS: &[Row] = &[
@@ -168,7 +168,7 @@ fn layered(tally: &mut Tally, _: &Scale) {
     layered_on(tally, "a user's own daemon", &own, None);
     let machine = users::shared(&[("AGENTD_UV", "never")]);
     layered_on(tally, "a machine's daemon", &machine, Some(GAMES));
-    let (apart, _helper) = split::split_with(&[("AGENTD_UV", "never")]);
+    let (apart, _helper) = split_with(&[("AGENTD_UV", "never")]);
     layered_on(tally, "a daemon with a helper", &apart, Some(GAMES));
 }
 

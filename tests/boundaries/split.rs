@@ -5,21 +5,20 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use agent_tests::channel::{Channel, Server};
 use agent_tests::engine::Engine;
 use agent_tests::images::Image;
 use agent_tests::nvml::{self, FakeNvml};
+use agent_tests::split::{Helper, KEEPER, split_with};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually, root};
 use serde_json::{Value, json};
 
 use crate::boundaries::prey::{VANDAL, is_whole};
-use crate::boundaries::users::{
-    ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, serve, submitted, witness,
-};
+use crate::boundaries::users::{ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, submitted, witness};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -45,87 +44,6 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "H3", promise: "what the service may is little, and is not more one day", run: exposure },
 ];
 
-/// The daemon: `www-data` of every Debian.
-const KEEPER: u32 = 33;
-
-/// Listens as a service manager does, and becomes the helper.
-const LISTEN: &str = r"
-import os, socket, sys
-path, keeper, program = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-if os.path.exists(path): os.unlink(path)
-listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-listener.bind(path)
-os.chown(path, keeper, keeper)
-os.chmod(path, 0o600)
-listener.listen(64)
-os.dup2(listener.fileno(), 0)
-os.execv(program[0], program)
-";
-
-pub(crate) struct Helper {
-    child: Child,
-    socket: PathBuf,
-}
-
-impl Helper {
-    fn start(home: &Path, state: &Path) -> Helper {
-        let socket = home.join("run/spawn.sock");
-        let program = home.join("bin/agent-spawn");
-        let child = Command::new("python3")
-            .args(["-c", LISTEN])
-            .arg(&socket)
-            .arg(KEEPER.to_string())
-            .arg(program)
-            .arg("--state-dir")
-            .arg(state)
-            .args(["--user", "www-data", "--account", "games"])
-            .stdin(Stdio::null())
-            .spawn()
-            .expect("Python runs");
-        eventually("the helper listens", SOON, || socket.exists().then_some(()));
-        Helper { child, socket }
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().expect("its own child");
-        self.child.wait().expect("its own child");
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The daemon of a machine that `nogroup` may use, as an ordinary user, and its helper.
-fn split() -> (Host, Helper) {
-    split_with(&[])
-}
-
-pub(crate) fn split_with(settings: &[(&str, &str)]) -> (Host, Helper) {
-    let mut host = Host::for_everybody_below(Path::new("/var/tmp"));
-    let (home, state) = (host.home().to_owned(), host.state());
-    let socket = home.join("run/agentd.sock");
-    for dir in [&home.join("run"), &state] {
-        fs::create_dir_all(dir).expect("a directory");
-        chown(dir, Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
-    }
-    let helper = Helper::start(&home, &state);
-    let set: String = settings.iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
-    let script = format!(
-        "#!/bin/sh\nexport AGENTD_SOCKET_GROUP=nogroup AGENTD_SPAWN_SOCKET={}\n{set}\
-         exec setpriv --reuid {KEEPER} --regid {KEEPER} --groups {NOBODY} --inh-caps=-all --bounding-set=-all \
-         --no-new-privs \"$1\" run --state-dir {} --socket {}\n",
-        helper.socket.display(),
-        state.display(),
-        socket.display()
-    );
-    serve(&mut host, &script, &socket, &[GAMES, 54_321]);
-    (host, helper)
-}
-
 fn job_dir(host: &Host, job: &str) -> PathBuf {
     host.state().join("jobs").join(format!("{job}.1.0"))
 }
@@ -146,7 +64,7 @@ fn status_of(pid: u32, name: &str) -> String {
 }
 
 fn jobs(tally: &mut Tally, _: &Scale) {
-    let (mut host, mut helper) = split();
+    let (mut host, mut helper) = split_with(&[]);
     tally.case("the daemon has no right of root's", || {
         for set in ["CapEff:", "CapPrm:", "CapBnd:", "CapAmb:"] {
             assert_eq!(status_of(host.pid(), set), "0000000000000000", "{set}");
@@ -397,7 +315,7 @@ fn ask(helper: &Helper, user: u32, order: &Value) -> String {
     let uid = user.to_string();
     let asked = Command::new("setpriv")
         .args(["--reuid", &uid, "--regid", &uid, "--clear-groups", "/usr/bin/python3", "-c", ASK])
-        .arg(&helper.socket)
+        .arg(helper.socket())
         .arg(order.to_string())
         .output()
         .expect("Python runs");
@@ -474,7 +392,7 @@ fn of_processes(helper: u32, daemon: u32) -> Vec<Order> {
 }
 
 fn attacks(tally: &mut Tally, _: &Scale) {
-    let (mut host, helper) = split();
+    let (mut host, helper) = split_with(&[]);
     let (state, daemon) = (host.state(), host.pid());
     host.kill(); // it would remove what it does not know
     let secret = host.home().join("secret");
@@ -495,7 +413,7 @@ fn attacks(tally: &mut Tally, _: &Scale) {
     }
     symlink("/root", state.join("envs/root")).expect("a link");
     let secret_path = secret.to_str().expect("UTF-8");
-    let orders = of_files(secret_path).into_iter().chain(of_processes(helper.child.id(), daemon));
+    let orders = of_files(secret_path).into_iter().chain(of_processes(helper.pid(), daemon));
     for (what, order) in orders {
         tally.case(what, || {
             let said = ask(&helper, KEEPER, &order);

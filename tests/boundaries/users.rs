@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 
 use agent_tests::engine::Engine;
 use agent_tests::images::Image;
+use agent_tests::split::serve;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, Ran, eventually, finish};
 
@@ -73,21 +74,6 @@ pub(crate) fn shared(settings: &[(&str, &str)]) -> Host {
     );
     serve(&mut host, &script, &socket, &[NOBODY, SYNC, GAMES]);
     host
-}
-
-/// Starts a daemon by a script that has it listen at `socket`, with a home for each of these users.
-pub(crate) fn serve(host: &mut Host, script: &str, socket: &Path, users: &[u32]) {
-    let runner = host.home().join("runner");
-    fs::write(&runner, script).expect("a script");
-    fs::set_permissions(&runner, Permissions::from_mode(0o755)).expect("its own file");
-    for user in users {
-        let theirs = host.home().join(user.to_string());
-        fs::create_dir(&theirs).expect("a directory");
-        chown(&theirs, Some(*user), Some(NOBODY)).expect("giving away needs root");
-    }
-    host.set("AGENTD_SOCKET", socket.to_str().expect("UTF-8"));
-    host.run_by(&runner);
-    host.start();
 }
 
 fn client(host: &Host, user: u32, arguments: &[&str]) -> Command {

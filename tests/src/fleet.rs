@@ -39,6 +39,8 @@ fn keeps_evidence() -> bool {
 #[derive(Debug)]
 pub struct Daemon {
     home: PathBuf,
+    /// Where its program is.
+    programs: PathBuf,
     config: String,
     variables: Vec<(String, String)>,
     boot_id: Option<String>,
@@ -51,7 +53,21 @@ impl Daemon {
     /// One that has this home and configuration, and does not run yet.
     pub fn new(home: PathBuf, config: String) -> Daemon {
         fs::create_dir_all(&home).expect("a home");
-        Daemon { home, config, variables: Vec::new(), boot_id: None, starter: Vec::new(), child: None }
+        let programs = binaries().to_owned();
+        Daemon {
+            home,
+            programs,
+            config,
+            variables: Vec::new(),
+            boot_id: None,
+            starter: Vec::new(),
+            child: None,
+        }
+    }
+
+    /// Its program, and the supervisors that it starts, are those of this directory from the next start on.
+    pub fn use_programs(&mut self, from: &Path) {
+        self.programs = from.to_owned();
     }
 
     /// The same, started by these words: on a host of its own.
@@ -102,10 +118,10 @@ impl Daemon {
             Some(boot_id) => self.in_another_boot(boot_id),
             None if !self.starter.is_empty() => {
                 let mut command = Command::new(&self.starter[0]);
-                command.args(&self.starter[1..]).arg(binaries().join("agentd"));
+                command.args(&self.starter[1..]).arg(self.programs.join("agentd"));
                 command
             }
-            None => Command::new(binaries().join("agentd")),
+            None => Command::new(self.programs.join("agentd")),
         };
         command.args(words).arg("--user").arg("--config").arg(config).arg("--state-dir").arg(self.state());
         command.env("AGENTD_LOG", "info,agentd=debug,agent_control=debug").env_remove("AGENTD_SOCKET");
@@ -123,7 +139,7 @@ impl Daemon {
         let file = self.home.join("boot_id");
         fs::write(&file, boot_id).expect("a boot id");
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", ENTER, "sh"]).arg(file).arg(binaries().join("agentd"));
+        command.args(["--mount", "sh", "-c", ENTER, "sh"]).arg(file).arg(self.programs.join("agentd"));
         command
     }
 

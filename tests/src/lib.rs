@@ -8,6 +8,7 @@
 //! that can be cut; its jobs run the program `fix`, whose words a [`witness::Witness`] checks. GPUs are told by
 //! an [`nvml::FakeNvml`].
 
+pub mod before;
 pub mod bounds;
 pub mod chance;
 pub mod channel;
@@ -27,6 +28,7 @@ pub mod python;
 pub mod queue;
 pub mod registry;
 pub mod simulated;
+pub mod split;
 pub mod table;
 pub mod trips;
 pub mod witness;
@@ -45,6 +47,9 @@ use serde_json::Value;
 
 /// How long anything may take that normally takes a moment; generous, because CI is slow and shared.
 pub const SOON: Duration = Duration::from_secs(120);
+
+/// What a package of the product installs.
+pub const PROGRAMS: [&str; 4] = ["agentd", "agentctl", "agent-shim", "agent-spawn"];
 
 /// The directory of the binaries, built on first use with the profile of the test itself; or the one that
 /// `AGENTD_TEST_BINARIES` names, as it is.
@@ -67,6 +72,22 @@ pub fn binaries() -> &'static Path {
         assert!(built.success(), "the binaries under test do not build");
         profile_dir
     })
+}
+
+/// Builds programs of the sources below `dir` with the profile of the test itself, to where cargo puts them. The
+/// packages are the same whatever is built: another choice has other features, and everything would be compiled anew.
+fn build(dir: &Path, programs: &[&str]) {
+    const PACKAGES: [&str; 10] =
+        ["-p", "agentd", "-p", "agentctl", "-p", "agent-shim", "-p", "agent-spawn", "-p", "agent-tests"];
+    let profile_dir = profile_dir();
+    let mut build = cargo();
+    build.args(["build", "--locked", "--quiet"]).args(PACKAGES).args(programs);
+    build.arg("--target-dir").arg(profile_dir.join(".."));
+    if profile_dir.ends_with("release") {
+        build.arg("--release");
+    }
+    let built = build.current_dir(dir).status().expect("cargo runs");
+    assert!(built.success(), "the programs of {} do not build", dir.display());
 }
 
 /// Cargo by the path, where rustup tells it its compiler: the program that built this would take any.
@@ -241,12 +262,23 @@ impl Host {
         host.home = home.expect("a temporary directory");
         let programs = host.home().join("bin");
         fs::create_dir(&programs).expect("a directory");
-        for name in ["agentd", "agentctl", "agent-shim", "agent-spawn"] {
-            fs::copy(host.programs.join(name), programs.join(name)).expect("a program");
-        }
         fs::set_permissions(host.home(), Permissions::from_mode(0o755)).expect("its own directory");
         host.programs = programs;
+        host.install(binaries());
         host
+    }
+
+    /// Puts programs in the place of those that this box has for itself, as a package does: what runs goes on.
+    pub fn install(&mut self, from: &Path) {
+        for name in PROGRAMS {
+            let (new, program) = (self.programs.join("new"), self.programs.join(name));
+            fs::copy(from.join(name), &new).and_then(|_| fs::rename(new, program)).expect("a program");
+        }
+    }
+
+    /// Has every program that is started from now on come from this directory.
+    pub fn use_programs(&mut self, from: &Path) {
+        self.programs = from.to_owned();
     }
 
     /// A box that belongs to a user without any privilege.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use agent_cas::Store;
 use agent_cas::remote;
-use agent_control::{Controller, ControllerConfig, LogIntake, Rounds, Tunnels};
+use agent_control::{Controller, ControllerConfig, LogIntake, OpenError, OpenStoreError, Rounds, Tunnels};
 use agent_model::lease::Terms;
 use agent_model::node::Inventory;
 use agent_model::words::count;
@@ -49,7 +49,7 @@ use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::data::Data;
 use crate::worker::environments::{Keeper, eviction, room};
 use crate::worker::gpus::{Gpus, Looker};
-use crate::worker::journal::{Journal, Sqlite};
+use crate::worker::journal::{Journal, JournalError, Sqlite};
 use crate::worker::preemption::Preemptions;
 use crate::worker::prestaged_trees::PrestagedTrees;
 use crate::worker::reconcile::{ControllerLink, Reconciler, SYNC_COMES_ROUND};
@@ -134,7 +134,7 @@ pub(crate) enum StartError {
     #[error("cannot run jobs")]
     Boot(#[source] agent_node::BootIdError),
     #[error("cannot remember jobs")]
-    Journal(#[source] crate::worker::journal::JournalError),
+    Journal(#[source] JournalError),
     /// The machine joined with its jobs, and they are not all at the controller yet.
     #[error("cannot move the jobs of this machine to its controller: {0}")]
     Move(Fault),
@@ -152,6 +152,12 @@ impl StartError {
             StartError::InUse { .. } => fault.fix("use that daemon, stop it, or give another --state-dir"),
             StartError::Move(cause) => cause.clone(),
             StartError::Shim(_) => fault.fix("install `agent-shim` beside `agentd`"),
+            StartError::Controller(OpenError::Store(OpenStoreError::Newer { .. })) => {
+                fault.fix("install the later release again, or put back a backup that was made before it")
+            }
+            StartError::Journal(JournalError::Newer { .. }) => fault.fix(
+                "install the later release again; to go back, drain the machine with it first, then remove this file",
+            ),
             StartError::State { .. } | StartError::Listen { .. } => {
                 fault.fix("check its owner and permissions, or configure another place; `agentd show-config` says where it comes from")
             }
@@ -166,7 +172,11 @@ impl StartError {
                 source.kind(),
                 ErrorKind::PermissionDenied | ErrorKind::NotADirectory | ErrorKind::InvalidInput
             ),
-            StartError::InUse { .. } | StartError::Listen { .. } | StartError::Shim(_) => false,
+            StartError::InUse { .. }
+            | StartError::Listen { .. }
+            | StartError::Shim(_)
+            | StartError::Journal(JournalError::Newer { .. })
+            | StartError::Controller(OpenError::Store(OpenStoreError::Newer { .. })) => false,
             _ => true,
         }
     }

@@ -113,6 +113,14 @@ pub(crate) enum JournalError {
         #[source]
         source: sqlx::Error,
     },
+    /// A later version of the program wrote it.
+    #[error("the journal {} has version {found}; this program knows {VERSION}", path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+    },
     /// A damaged file could not be moved out of the way.
     #[error("cannot set the damaged journal {} aside", path.display())]
     SetAside {
@@ -198,8 +206,11 @@ impl Committer {
     }
 }
 
+/// The version of the layout, as `PRAGMA user_version` has it. Fields that a record gets need no higher one.
+const VERSION: i64 = 2;
+
 /// The layout of the tables. The step is stored outside the record too, so that people can read it; `sum` is the
-/// digest of the record. A daemon of the previous version does not know `sum` and leaves it empty.
+/// digest of the record, and is empty where a daemon of version 1 wrote it.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS replica (id TEXT PRIMARY KEY, step TEXT NOT NULL, record TEXT NOT NULL) STRICT;
     CREATE TABLE IF NOT EXISTS set_aside (id TEXT NOT NULL, record TEXT NOT NULL, reason TEXT NOT NULL) STRICT;
@@ -213,18 +224,15 @@ const ADD_SUM: &str = "
 
 impl Sqlite {
     /// Opens the journal, or begins a new one where there is none or where the old one is damaged; the
-    /// damaged file is kept beside it.
+    /// damaged file is kept beside it. One of a later version is refused and stays as it is.
     pub(crate) async fn open(path: &Path) -> Result<Sqlite, JournalError> {
-        let open = |source| JournalError::Open { path: path.to_owned(), source };
         match connect(path).await {
-            Ok(connection) => Ok(Sqlite::of(connection)),
-            Err(damage) if is_damage(&damage) => {
+            Err(JournalError::Open { source: damage, .. }) if is_damage(&damage) => {
                 let kept = set_file_aside(path)?;
                 error!(error = %damage, kept = %kept.display(), "cannot read journal: finding replicas by their directories");
-                let connection = connect(path).await.map_err(open)?;
-                Ok(Sqlite::of(connection))
+                connect(path).await.map(Sqlite::of)
             }
-            Err(source) => Err(open(source)),
+            opened => opened.map(Sqlite::of),
         }
     }
 
@@ -233,7 +241,20 @@ impl Sqlite {
     }
 }
 
-async fn connect(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
+async fn connect(path: &Path) -> Result<SqliteConnection, JournalError> {
+    let open = |source| JournalError::Open { path: path.to_owned(), source };
+    let mut connection = connect_checked(path).await.map_err(open)?;
+    let version = sqlx::query_scalar("PRAGMA user_version").fetch_one(&mut connection).await.map_err(open)?;
+    if version > VERSION {
+        let _ = connection.close().await;
+        return Err(JournalError::Newer { path: path.to_owned(), found: version });
+    }
+    bring_up_to_date(&mut connection, version).await.map_err(open)?;
+    Ok(connection)
+}
+
+/// A connection to a file that is a sound database, or empty.
+async fn connect_checked(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
     // Its side files get its mode; records contain what jobs are given, so nobody else may read them.
     File::options().create(true).append(true).mode(0o600).open(path)?;
     let mut connection = SqliteConnectOptions::new()
@@ -249,19 +270,21 @@ async fn connect(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
         connection.close().await?;
         return Err(sqlx::Error::Protocol(check));
     }
-    sqlx::raw_sql(SCHEMA).execute(&mut connection).await?;
-    let version: i64 = sqlx::query_scalar("PRAGMA user_version").fetch_one(&mut connection).await?;
-    if version < 2 {
-        sqlx::raw_sql(ADD_SUM).execute(&mut connection).await?;
+    Ok(connection)
+}
+
+async fn bring_up_to_date(connection: &mut SqliteConnection, version: i64) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(SCHEMA).execute(&mut *connection).await?;
+    if version < VERSION {
+        sqlx::raw_sql(ADD_SUM).execute(&mut *connection).await?;
     }
     // A file that is unreadable or read-only is better found now than later.
-    sqlx::query(READ).fetch_all(&mut connection).await?;
-    let stamp = AssertSqlSafe(format!("PRAGMA user_version = {}", version.max(2)));
-    match sqlx::raw_sql(stamp).execute(&mut connection).await {
-        Err(error) if primary(&error).is_some_and(|(code, _)| code == READ_ONLY) => return Err(error),
-        _ => {} // a full disk is no reason not to start
+    sqlx::query(READ).fetch_all(&mut *connection).await?;
+    let stamp = AssertSqlSafe(format!("PRAGMA user_version = {VERSION}"));
+    match sqlx::raw_sql(stamp).execute(connection).await {
+        Err(error) if primary(&error).is_some_and(|(code, _)| code == READ_ONLY) => Err(error),
+        _ => Ok(()), // a full disk is no reason not to start
     }
-    Ok(connection)
 }
 
 /// SQLite's code for a database that cannot be written; opening one succeeds.
@@ -521,6 +544,21 @@ pub(crate) mod tests {
         old.close().await.unwrap();
         assert_eq!(steps(&path).await, [("a.1.0".into(), ReplicaStep::Accepted)]);
         assert_eq!(steps(&path).await.len(), 1, "the change is made once");
+    }
+
+    #[tokio::test]
+    async fn test_journal_of_a_later_version_is_refused_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.db");
+        let journal = Sqlite::open(&path).await.unwrap();
+        journal.enter(&record("a.1.0")).await.unwrap();
+        let mut connection = journal.writer.into_inner().connection;
+        sqlx::raw_sql("PRAGMA user_version = 3").execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let refused = Sqlite::open(&path).await.err().unwrap();
+        assert!(matches!(&refused, JournalError::Newer { found: 3, .. }), "{refused:?}");
+        assert_eq!(std::fs::read(&path).unwrap(), whole, "nothing touched it");
     }
 
     #[tokio::test]
