@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use agent_model::{JobDraft, failpoint};
 use agent_tests::bounds::SmallDisk;
 use agent_tests::fleet::{Fleet, Setup};
-use agent_tests::{SOON, eventually};
+use agent_tests::{SOON, eventually, within};
 
 use crate::judge::truthful;
 use crate::look::{broken_databases, command, panics};
@@ -144,8 +144,8 @@ fn refuse(name: &str, errno: i32) -> (bool, bool) {
     fleet.controller.set(failpoint::VARIABLE, &plan.join(","));
     fleet.controller.spawn();
     let mut job = Submission::new(&fleet, name);
-    let (mut restarted, begun) = (false, Instant::now());
-    while !job.is_over(&fleet) {
+    let mut restarted = false;
+    let over = within(SOON, || {
         if let Some(status) = fleet.controller.ended() {
             // Where there is no room for what a daemon needs to start, it says so and is started again.
             assert!(
@@ -158,13 +158,10 @@ fn refuse(name: &str, errno: i32) -> (bool, bool) {
             fleet.controller.set(failpoint::VARIABLE, "");
             fleet.controller.spawn();
         }
-        assert!(
-            begun.elapsed() < SOON,
-            "the job does not end: {:?}",
-            job.name.as_ref().map(|job| fleet.client.try_job(job))
-        );
-        std::thread::sleep(Duration::from_millis(30));
-    }
+        job.is_over(&fleet).then_some(())
+    });
+    let last = || job.name.as_ref().map(|job| fleet.client.try_job(job));
+    assert!(over.is_some(), "the job does not end: {:?}", last());
     let pid = fleet.controller.pid();
     let name_of_job = job.name.expect("it is over");
     let dropped =

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use agent_cas::remote;
 use agent_cas::{Remote, snapshot};
@@ -191,17 +191,15 @@ impl Client {
     /// The job once it is in one of these states, which takes at most this long.
     #[track_caller]
     pub fn reached_within(&self, deadline: Duration, job: &str, states: &[&str]) -> v1::Job {
-        let (end, mut last) = (Instant::now() + deadline, None);
-        loop {
-            if let Ok(now) = self.try_job(job) {
-                if states.contains(&now.state.as_str()) {
-                    return now;
-                }
-                last = Some(now);
-            }
-            assert!(Instant::now() < end, "after {deadline:?} {job} is not {states:?} but {last:?}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let mut last = None;
+        let reached = crate::within(deadline, || {
+            last = self.try_job(job).ok().or(last.take());
+            last.take_if(|now| states.contains(&now.state.as_str()))
+        });
+        let Some(reached) = reached else {
+            panic!("after {deadline:?} {job} is not {states:?} but {last:?}")
+        };
+        reached
     }
 
     /// The job once it has ended.

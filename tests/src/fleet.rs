@@ -3,21 +3,19 @@
 //!
 //! Nothing of a fleet outlives it. When the test around it failed, its directory stays, and is named.
 
+use agent_model::JobDraft;
+use rustix::process::Signal;
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
-
-use agent_model::JobDraft;
-use rustix::process::Signal;
 
 use crate::client::Client;
 use crate::hosts::{Hosts, address};
 use crate::link::Link;
 use crate::post::{Post, Rules};
 use crate::witness::Witness;
-use crate::{SOON, binaries, eventually, finish, signal};
+use crate::{SOON, binaries, end_all, eventually, finish, signal};
 
 /// Where the controller of a fleet over TLS listens.
 pub const TLS_PORT: u16 = 7443;
@@ -426,14 +424,7 @@ impl Drop for Fleet {
         }
         std::iter::once(&mut self.controller).chain(&mut self.nodes).for_each(Daemon::kill);
         // Jobs are made to outlive their daemon.
-        for _ in 0..100 {
-            let left = processes_below(home.path());
-            if left.is_empty() {
-                break;
-            }
-            left.into_iter().for_each(|pid| signal(pid, Signal::KILL));
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        end_all(|| processes_below(home.path()));
         if keeps_evidence() {
             eprintln!("--- everything is kept in {}", home.keep().display());
         }
