@@ -11,7 +11,7 @@ use agent_proto::v1;
 use agent_tests::client::TERMINAL;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::link::Way;
-use agent_tests::{SOON, eventually, signal};
+use agent_tests::{SOON, eventually, signal, within};
 use rustix::process::Signal;
 
 use crate::faults::look::lives;
@@ -143,12 +143,7 @@ impl Drop for Halt {
             }
             Halt::Frozen(group) => {
                 let _ = fs::write(group.join("freezer.state"), "THAWED");
-                for _ in 0..100 {
-                    if fs::remove_dir(&*group).is_ok() {
-                        return;
-                    }
-                    std::thread::sleep(Duration::from_millis(20));
-                }
+                let _ = within(Duration::from_secs(5), || fs::remove_dir(&*group).ok());
             }
         }
     }

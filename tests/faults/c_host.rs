@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use agent_model::JobDraft;
 use agent_tests::bounds::{Group, SmallDisk};
 use agent_tests::fleet::{Fleet, Setup};
-use agent_tests::{SOON, eventually, resident, signal};
+use agent_tests::{SOON, eventually, resident, signal, within};
 use rustix::process::Signal;
 
 use crate::faults::look::{PYTHON, broken_databases, descriptors, files_below, panics};
@@ -286,12 +286,8 @@ fn leaks(tally: &mut Tally, scale: &Scale) {
     let pid = fleet.controller.pid();
     churn(&fleet, 24); // what is made once and kept is made now
     let settled = |before: &Held| {
-        let (mut now, begun) = (Held::now(&fleet), Instant::now());
-        while !now.is_no_more_than(before) && begun.elapsed() < SOON {
-            std::thread::sleep(Duration::from_millis(200));
-            now = Held::now(&fleet);
-        }
-        now
+        let no_more = || Some(Held::now(&fleet)).filter(|now| now.is_no_more_than(before));
+        within(SOON, no_more).unwrap_or_else(|| Held::now(&fleet))
     };
     std::thread::sleep(Duration::from_secs(2));
     let (before, memory) = (Held::now(&fleet), resident(pid));
@@ -358,6 +354,11 @@ fn one_holder(tally: &mut Tally, scale: &Scale) {
         assert_eq!(broken_databases(&fleet.controller.state()), Vec::<String>::new());
         fleet.start();
         taken.iter().for_each(|job| assert_eq!(fleet.client.ended(job).state, "Completed"));
+        let files = files_below(&fleet.controller.state());
+        let damaged: Vec<_> =
+            files.iter().filter(|file| file.to_string_lossy().contains(".damaged-")).collect();
+        assert!(damaged.is_empty(), "{damaged:?}");
+        assert!(fleet.controller.stop().success());
     });
     tally.note(format!("jobs taken in between: {}", taken.len()));
 }

@@ -10,7 +10,7 @@ use agent_tests::chance::Chance;
 use agent_tests::channel::{Channel, Server};
 use agent_tests::client::is_over;
 use agent_tests::fleet::{Fleet, Setup, processes_below};
-use agent_tests::{SOON, engine, engines, eventually, signal};
+use agent_tests::{SOON, engine, engines, eventually, signal, within};
 use rustix::process::Signal;
 
 use crate::faults::look::{PYTHON, files_below};
@@ -261,10 +261,7 @@ fn orphans(fleet: &mut Fleet) -> BTreeSet<PathBuf> {
         };
         files_below(&packages).into_iter().filter(|path| !is_kept(path)).collect()
     };
-    let deadline = Instant::now() + SOON;
-    while !left().is_empty() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let _ = within(SOON, || left().is_empty().then_some(()));
     left()
 }
 

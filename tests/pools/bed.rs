@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use agent_model::{NodeId, yaml};
 use agent_pools::{
@@ -12,7 +11,7 @@ use agent_pools::{
 };
 use agent_tests::client::{Client, runtime};
 use agent_tests::fleet::Daemon;
-use agent_tests::{SOON, eventually, root};
+use agent_tests::{SOON, eventually, root, within};
 
 pub(crate) struct Bed {
     pub(crate) controller: Daemon,
@@ -78,16 +77,9 @@ impl Bed {
     /// Waits until the machine is a node that is ready.
     #[track_caller]
     pub(crate) fn joined(&self, name: &str) {
-        let begun = Instant::now();
-        while !matches!(self.liveness(name).as_deref(), Some("ready" | "degraded")) {
-            assert!(
-                begun.elapsed() < SOON,
-                "{name} is {:?} after {SOON:?}:\n{}",
-                self.liveness(name),
-                self.logs()
-            );
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
+        let is_ready = || matches!(self.liveness(name).as_deref(), Some("ready" | "degraded")).then_some(());
+        let joined = within(SOON, is_ready);
+        assert!(joined.is_some(), "{name} is {:?} after {SOON:?}:\n{}", self.liveness(name), self.logs());
     }
 
     /// What daemons below the bed said last.

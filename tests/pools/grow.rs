@@ -79,15 +79,11 @@ impl Pool<'_> {
     /// Waits until the pool is as it should be.
     #[track_caller]
     fn becomes(&self, what: &str, within: Duration, is_so: impl Fn(&v1::Pool) -> bool) -> v1::Pool {
-        let begun = Instant::now();
-        loop {
-            let pool = self.show().expect("the pool");
-            if is_so(&pool) {
-                return pool;
-            }
-            assert!(begun.elapsed() < within, "{what} after {within:?}: {pool:#?}\n{}", self.bed.logs());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let seen = || self.show().expect("the pool");
+        let Some(found) = agent_tests::within(within, || Some(seen()).filter(&is_so)) else {
+            panic!("{what} after {within:?}: {:#?}\n{}", seen(), self.bed.logs())
+        };
+        found
     }
 
     #[track_caller]

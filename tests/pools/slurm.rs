@@ -4,12 +4,11 @@ use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use agent_pools::{MachinePriority, MachineState};
 use agent_tests::fleet::processes_below;
 use agent_tests::table::{Row, Scale, Tally};
-use agent_tests::{Ran, SOON, binaries, eventually, finish, signal};
+use agent_tests::{Ran, SOON, binaries, end_all, eventually, finish, signal};
 use rustix::process::Signal;
 
 use crate::pools::bed::{Bed, Lab, free_port, refused};
@@ -152,14 +151,7 @@ impl Drop for Cluster {
             let _ = daemon.wait();
         }
         // What keeps a step is a process of its own, and writes until it is gone.
-        for _ in 0..250 {
-            let left = processes_below(&self.dir);
-            if left.is_empty() {
-                break;
-            }
-            left.into_iter().for_each(|pid| signal(pid, Signal::KILL));
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        end_all(|| processes_below(&self.dir));
     }
 }
 

@@ -5,14 +5,14 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use agent_cas::{BlobStore, Remote, snapshot};
 use agent_model::Digest;
 use agent_tests::client::{Client, runtime};
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
-use agent_tests::{SOON, eventually};
+use agent_tests::{SOON, eventually, within};
 use tonic::Code;
 
 /// The rows of this group.
@@ -113,22 +113,22 @@ fn collected(tally: &mut Tally, scale: &Scale) {
 
 /// After the last collection the store has what the jobs left, and nothing else.
 fn only_results(fleet: &Fleet, jobs: &[String]) {
-    let begun = Instant::now();
-    let collected = loop {
-        match fleet.client.collect(true) {
-            Ok(told) => {
-                // An environment that the box keeps has a build log.
-                let is_kept = |reason: &str| matches!(reason, "outputs" | "environments");
-                if told.stays.iter().all(|stay| is_kept(&stay.reason) || stay.blobs == 0) {
-                    break told;
-                }
-                assert!(begun.elapsed() < SOON, "something else stays: {:?}", told.stays);
-            }
-            // The daemon was just started, and its node has not said yet what it needs.
-            Err(status) => assert!(status.code() == Code::Unavailable && begun.elapsed() < SOON, "{status}"),
+    let mut last = None;
+    let collected = within(SOON, || match fleet.client.collect(true) {
+        Ok(told) => {
+            // An environment that the box keeps has a build log.
+            let is_kept = |reason: &str| matches!(reason, "outputs" | "environments");
+            let is_all = told.stays.iter().all(|stay| is_kept(&stay.reason) || stay.blobs == 0);
+            last = Some(told);
+            last.take_if(|_| is_all)
         }
-        std::thread::sleep(EVERY);
-    };
+        // The daemon was just started, and its node has not said yet what it needs.
+        Err(status) => {
+            assert_eq!(status.code(), Code::Unavailable, "{status}");
+            None
+        }
+    });
+    let collected = collected.unwrap_or_else(|| panic!("something else stays: {last:?}"));
     let remote = Remote::new(fleet.client.channel());
     let mut needed = BTreeSet::new();
     for job in jobs {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::fleet::Daemon;
-use crate::signal;
+use crate::{signal, within};
 
 /// A control group of one hierarchy, gone with the test.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        for _ in 0..50 {
+        let _ = within(Duration::from_secs(5), || {
             let text = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
             text.lines().filter_map(|line| line.parse().ok()).for_each(|pid| signal(pid, Signal::KILL));
             fn remove(dir: &Path) {
@@ -63,11 +63,8 @@ impl Drop for Group {
                 let _ = fs::remove_dir(dir);
             }
             remove(&self.0);
-            if !self.0.exists() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            (!self.0.exists()).then_some(())
+        });
     }
 }
 

@@ -20,7 +20,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Signal;
 
 use crate::docker::Docker;
-use crate::{SOON, eventually, signal};
+use crate::{SOON, end_all, eventually, signal, within};
 
 /// What the directory of every engine is called.
 const PREFIX: &str = "agentd-engine-";
@@ -206,11 +206,8 @@ impl Drop for Engine {
         let emptied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.empty()));
         for mut child in self.dockerd.take().into_iter().chain(self.containerd.take()) {
             signal(child.id(), Signal::TERM);
-            let ended = (0..200).any(|_| {
-                std::thread::sleep(Duration::from_millis(50));
-                !matches!(child.try_wait(), Ok(None))
-            });
-            if !ended {
+            let ended = within(Duration::from_secs(10), || child.try_wait().ok().flatten());
+            if ended.is_none() {
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -248,14 +245,7 @@ fn sweep() {
 
 /// Ends what runs for an engine, takes down what is mounted, and removes its directory and its control groups.
 fn clear(dir: &Path) {
-    for _ in 0..250 {
-        let left = running(dir);
-        if left.is_empty() {
-            break;
-        }
-        left.into_iter().for_each(|pid| signal(pid, Signal::KILL));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    end_all(|| running(dir));
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mut points: Vec<PathBuf> =
         mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from).collect();

@@ -21,6 +21,7 @@ pub mod hosts;
 pub mod images;
 pub mod link;
 pub mod machines;
+pub mod manager;
 pub mod metadata;
 pub mod nvml;
 pub mod post;
@@ -31,6 +32,7 @@ pub mod simulated;
 pub mod split;
 pub mod table;
 pub mod trips;
+mod wait;
 pub mod witness;
 
 use std::ffi::OsStr;
@@ -40,10 +42,12 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+pub use wait::{eventually, within};
 
 /// How long anything may take that normally takes a moment; generous, because CI is slow and shared.
 pub const SOON: Duration = Duration::from_secs(120);
@@ -169,19 +173,6 @@ pub fn copy_tree(from: &Path, to: &Path) {
         } else if entry.path().is_file() {
             fs::copy(entry.path(), target).expect("a copy");
         }
-    }
-}
-
-/// Waits until `ready` gives something; panics with `what` after `deadline`.
-pub fn eventually<T>(what: &str, deadline: Duration, mut ready: impl FnMut() -> Option<T>) -> T {
-    let (begun, end) = (Instant::now(), Instant::now() + deadline);
-    loop {
-        if let Some(value) = ready() {
-            cost::waited(what, begun.elapsed());
-            return value;
-        }
-        assert!(Instant::now() < end, "after {deadline:?} still waiting: {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -465,19 +456,7 @@ impl Host {
 
     /// The processes that belong to this box: those that run, or were started, below its home.
     pub fn processes(&self) -> Vec<u32> {
-        let home = self.home().to_string_lossy().into_owned();
-        let belongs = |pid: u32| {
-            let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-            let cwd = fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
-            cwd.starts_with(&home)
-                || [read("cmdline"), read("environ")]
-                    .iter()
-                    .any(|bytes| bytes.windows(home.len()).any(|window| window == home.as_bytes()))
-        };
-        let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-        pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .filter(|pid| belongs(*pid))
-            .collect()
+        fleet::processes_below(self.home())
     }
 
     /// The daemon's log, for messages of failing tests.
@@ -497,16 +476,8 @@ impl Drop for Host {
             let _ = agentd.kill();
             let _ = agentd.wait();
         }
-        // Jobs are made to outlive their daemon, so they are looked for, until none is left.
-        for _ in 0..100 {
-            let left: Vec<u32> =
-                self.processes().into_iter().filter(|pid| *pid != std::process::id()).collect();
-            if left.is_empty() {
-                break;
-            }
-            left.into_iter().for_each(|pid| signal(pid, Signal::KILL));
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        // Jobs are made to outlive their daemon.
+        end_all(|| self.processes());
     }
 }
 
@@ -526,6 +497,15 @@ pub fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
+}
+
+/// Ends the processes that `find` finds, until it finds none; whatever resists for ten seconds stays.
+pub fn end_all(find: impl Fn() -> Vec<u32>) {
+    let _ = within(Duration::from_secs(10), || {
+        let left = find();
+        left.iter().for_each(|pid| signal(*pid, Signal::KILL));
+        left.is_empty().then_some(())
+    });
 }
 
 /// Resident memory of a process in bytes.

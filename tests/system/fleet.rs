@@ -12,8 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use agent_tests::fleet::{Daemon, processes_below};
-use agent_tests::{Ran, SOON, binaries, eventually, finish, signal};
-use rustix::process::Signal;
+use agent_tests::{Ran, SOON, binaries, end_all, eventually, finish};
 use serde_json::Value;
 
 /// A controller and whoever joined it.
@@ -174,14 +173,7 @@ impl Drop for Site {
                 );
             }
         }
-        for _ in 0..100 {
-            let left = processes_below(self.home.path());
-            if left.is_empty() {
-                break;
-            }
-            left.into_iter().for_each(|pid| signal(pid, Signal::KILL));
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        end_all(|| processes_below(self.home.path()));
     }
 }
 

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use agent_tests::{SOON, eventually, finish};
 
@@ -94,7 +93,6 @@ fn test_a_dead_peer_is_noticed() {
     site.until("n0", "not_responding");
     // Both ends gave the connection up; the next one gets through, and nobody takes it for a copy.
     eventually("both ends hang up", SOON, || {
-        std::thread::sleep(Duration::from_secs(1));
         (site.controller.log().contains("a connection was not taken")
             || site.nodes[0].log().contains("connecting to the controller again"))
         .then_some(())
