@@ -25,6 +25,7 @@ fn unreliable_post(tally: &mut Tally, scale: &Scale) {
         delayed: 10,
         delay: scale.of(Duration::from_millis(1500), Duration::from_secs(5)),
         stale: 20,
+        pace: 0,
     };
     let (wanted, messages) = (scale.of(30, 300), scale.of(500, 100_000));
     let setup = Setup { nodes: 2, slots: 4, post: Some((rules, scale.seed)), ..Setup::default() };

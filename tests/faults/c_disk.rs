@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 use agent_model::{JobDraft, failpoint};
 use agent_tests::bounds::SmallDisk;
 use agent_tests::fleet::{Fleet, Setup};
+use agent_tests::manager::ServiceManager;
 use agent_tests::{SOON, eventually, within};
 
 use crate::judge::truthful;
@@ -348,70 +348,36 @@ fn lost_writes(tally: &mut Tally, scale: &Scale) {
     tally.note(format!("{lost} times something was really gone from the disk"));
 }
 
-/// A service manager that listens.
-struct Manager {
-    socket: UnixDatagram,
-    path: PathBuf,
-}
-
-impl Manager {
-    fn new(home: &Path) -> Manager {
-        let path = home.join("notify");
-        let socket = UnixDatagram::bind(&path).expect("a socket");
-        socket.set_nonblocking(true).expect("a socket");
-        Manager { socket, path }
-    }
-
-    /// What was said since it was last asked.
-    fn heard(&self) -> Vec<String> {
-        let mut buffer = [0; 4096];
-        let mut heard = Vec::new();
-        while let Ok(count) = self.socket.recv(&mut buffer) {
-            heard.extend(String::from_utf8_lossy(&buffer[..count]).lines().map(str::to_owned));
-        }
-        heard
-    }
-
-    fn pings_within(&self, time: Duration) -> usize {
-        self.heard();
-        std::thread::sleep(time);
-        self.heard().iter().filter(|line| *line == "WATCHDOG=1").count()
-    }
-}
-
 fn watchdog(tally: &mut Tally, scale: &Scale) {
     let mut fleet = Fleet::new(&Setup { nodes: 1, ..Setup::default() });
-    let manager = Manager::new(fleet.home());
-    let watched = |daemon: &mut agent_tests::fleet::Daemon| {
-        daemon.set("NOTIFY_SOCKET", &manager.path.display().to_string());
-        daemon.set("WATCHDOG_USEC", "2000000");
-    };
-    watched(&mut fleet.nodes[0]);
+    let manager = ServiceManager::of(&mut fleet.nodes[0]);
     fleet.start();
     tally.case("it says that it is ready", || {
-        eventually("READY=1", SOON, || manager.heard().iter().any(|line| line == "READY=1").then_some(()));
+        eventually("READY=1", SOON, || {
+            manager.heard().iter().any(|said| said.starts_with("READY=1\n")).then_some(())
+        });
     });
     let (time, least) = (Duration::from_secs(scale.of(4, 30)), scale.of(2, 20));
-    tally.case("it feeds the watchdog", || assert!(manager.pings_within(time) >= least));
+    tally.case("it feeds the watchdog", || assert!(manager.feeds_within(time) >= least));
     let job = fleet.submit("--lines 100 --seconds 8");
     fleet.client.reached(&job, &["Running"]);
     tally.case("also while its controller does not answer", || {
         fleet.controller.freeze();
         let pings =
-            catch(|| assert!(manager.pings_within(time) >= least, "a partition would restart the daemon"));
+            catch(|| assert!(manager.feeds_within(time) >= least, "a partition would restart the daemon"));
         fleet.controller.thaw();
         pings.unwrap_or_else(|why| panic!("{why}"));
     });
     tally.case("and no more once it is stuck", || {
         fleet.nodes[0].freeze();
-        let pings = manager.pings_within(time);
+        let pings = manager.feeds_within(time);
         fleet.nodes[0].thaw();
         assert!(pings <= 1, "{pings} pings of a process that does not run");
     });
     tally.case("a stop is announced", || {
         manager.heard();
         fleet.nodes[0].stop();
-        assert!(manager.heard().iter().any(|line| line == "STOPPING=1"));
+        assert!(manager.heard().iter().any(|said| said.starts_with("STOPPING=1")));
     });
     fleet.nodes[0].spawn();
     tally.case("the job did not notice", || crate::judge::whole(&fleet, &job, 100));

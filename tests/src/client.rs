@@ -233,6 +233,56 @@ impl Client {
         self.wait(read)
     }
 
+    /// All that a job has written so far, in its latest attempt.
+    #[track_caller]
+    pub fn text(&self, job: &str) -> String {
+        String::from_utf8(self.log(job, "job")).expect("UTF-8")
+    }
+
+    /// Waits until this is all that a job has written.
+    #[track_caller]
+    pub fn wrote(&self, job: &str, text: &str) {
+        crate::eventually(&format!("{job} writes {text:?}"), SOON, || (self.text(job) == text).then_some(()));
+    }
+
+    /// The records of a job's metrics file, as lines.
+    #[track_caller]
+    pub fn records(&self, job: &str) -> Vec<String> {
+        let request = v1::ReadTrackingRequest { job: job.to_owned(), ..Default::default() };
+        let read = async {
+            let mut chunks = TelemetryClient::new(self.channel()).read_tracking(request).await?.into_inner();
+            let mut text = Vec::new();
+            while let Some(chunk) = chunks.message().await? {
+                text.extend(chunk.lines);
+            }
+            Ok(text)
+        };
+        let text = String::from_utf8(self.wait(read).expect("the records are read")).expect("UTF-8");
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// The paths of what a job left, in order, and their contents; nothing where nothing was stored.
+    #[track_caller]
+    pub fn outputs(&self, job: &v1::Job) -> Vec<(String, String)> {
+        let Some(artifacts) = job.outcome.as_ref().and_then(|outcome| outcome.artifacts.as_ref()) else {
+            return Vec::new();
+        };
+        let to = tempfile::tempdir().expect("a temporary directory");
+        let (root, dest) = (artifacts.root.parse().expect("a digest"), to.path().join("got"));
+        let (store, failed) = (Remote::new(self.channel()), |error: &dyn std::fmt::Display| {
+            Status::unavailable(error.to_string())
+        });
+        let got = self.wait(async {
+            snapshot::download(&store, root, &dest).await.map_err(|error| failed(&error))?;
+            snapshot::list(&store, root).await.map_err(|error| failed(&error))
+        });
+        let text = |path: &str| std::fs::read_to_string(dest.join(path)).expect("a file of text");
+        let entries = got.expect("the outputs arrive").into_iter();
+        let mut files: Vec<_> = entries.map(|entry| (entry.path.clone(), text(&entry.path))).collect();
+        files.sort();
+        files
+    }
+
     /// Submits a directory as people do, which sends what the store says it lacks; the job, if it was taken.
     #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
     pub fn try_submit_dir(&self, dir: &Path) -> Result<String, String> {

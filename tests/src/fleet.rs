@@ -174,6 +174,14 @@ impl Daemon {
         eventually("the daemon stops", SOON, || child.try_wait().expect("its own child"))
     }
 
+    /// How it ended by itself, once it has.
+    #[track_caller]
+    pub fn exited(&mut self) -> ExitStatus {
+        let status = eventually("the daemon ends by itself", SOON, || self.ended());
+        self.kill(); // only to be reaped
+        status
+    }
+
     /// It gets no processor any more.
     pub fn freeze(&self) {
         signal(self.pid(), Signal::STOP);
@@ -188,6 +196,14 @@ impl Daemon {
     pub fn job_dirs(&self) -> Vec<PathBuf> {
         let listed = fs::read_dir(self.state().join("jobs")).into_iter().flatten().flatten();
         listed.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+    }
+
+    /// Puts an empty file where its only job runs, which waits for that.
+    #[track_caller]
+    pub fn open_gate(&self, name: &str) {
+        let dirs = self.job_dirs();
+        assert_eq!(dirs.len(), 1, "{dirs:?}");
+        fs::write(dirs[0].join("job/work").join(name), "").expect("a file");
     }
 
     /// The supervisors of its jobs: the directory of the replica and the process.
@@ -330,6 +346,20 @@ impl Fleet {
         self.ready();
     }
 
+    /// Starts the controller, or the box, and waits until it answers; it need not be ready for jobs.
+    #[track_caller]
+    pub fn serve(&mut self) {
+        self.controller.spawn();
+        eventually("the controller answers", SOON, || self.client.nodes().ok());
+    }
+
+    /// Kills the controller, or the box, and starts it again; it answers afterwards.
+    #[track_caller]
+    pub fn bounce(&mut self) {
+        self.controller.kill();
+        self.serve();
+    }
+
     /// Waits until the controller answers and every node of the fleet is ready.
     #[track_caller]
     pub fn ready(&mut self) {
@@ -356,16 +386,15 @@ impl Fleet {
     /// Has the controller on the first host, and on each of the others a node, which joins it; none of them ran before.
     #[track_caller]
     pub fn move_to_tls(&mut self, setup: &Setup) {
-        let hosts = self.hosts.as_ref().expect("there are hosts");
+        let starter = self.hosts.as_ref().expect("there are hosts").on(0);
         let controller = format!("{}:{TLS_PORT}", address(0));
         let config =
             format!("roles: controller\ndisk_reserve: 64MiB\nlisten: {controller}\n{}", setup.controller);
         let home = self.home().to_owned();
-        self.controller = Daemon::new(home.join("tls"), config).started_by(hosts.on(0));
-        self.controller.spawn();
+        self.controller = Daemon::new(home.join("tls"), config).started_by(starter);
         self.client = Client::new(self.controller.socket());
-        eventually("the controller answers", SOON, || self.client.nodes().ok());
-        let file = home.join("token");
+        self.serve();
+        let (file, hosts) = (home.join("token"), self.hosts.as_ref().expect("there are hosts"));
         fs::write(&file, self.client.token(1000)).expect("a file");
         let node = |index: usize| {
             let config = format!("node_name: n{index}\nslots: 4\ndisk_reserve: 64MiB\n{}", setup.node);

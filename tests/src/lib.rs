@@ -19,6 +19,7 @@ pub mod hosts;
 pub mod images;
 pub mod link;
 pub mod machines;
+pub mod manager;
 pub mod metadata;
 pub mod nvml;
 pub mod post;

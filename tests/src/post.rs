@@ -27,7 +27,7 @@ use crate::chance::Chance;
 use crate::client::{channel, runtime};
 
 /// How unreliable it is, each in so many of a hundred messages.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Rules {
     /// Delivered twice.
     pub doubled: u64,
@@ -37,6 +37,8 @@ pub struct Rules {
     pub delay: Duration,
     /// Reports delivered again when newer ones have come.
     pub stale: u64,
+    /// So many bytes a second are delivered of each call that brings output; 0 is as they come.
+    pub pace: u64,
 }
 
 /// The post office.
@@ -63,8 +65,10 @@ struct Office {
 const SYNC: &str = "/agent.v1.Worker/Sync";
 /// Calls that are safe to make again, as the protocol says.
 const REPEATABLE: [&str; 1] = ["/agent.v1.Worker/ReportOutcome"];
+/// The call that brings output.
+const APPEND: &str = "/agent.v1.Telemetry/Append";
 /// Calls whose messages are doubled and delayed one by one.
-const CHATTY: [&str; 2] = [SYNC, "/agent.v1.Telemetry/Append"];
+const CHATTY: [&str; 2] = [SYNC, APPEND];
 
 impl Post {
     /// Listens at `socket` and delivers to `upstream`.
@@ -173,6 +177,10 @@ impl Office {
             self.carried.fetch_add(1, Ordering::Relaxed);
             if chatty {
                 self.dawdle().await;
+            }
+            if path.as_str() == APPEND && self.rules.pace > 0 {
+                let seconds = message.len() as f64 / self.rules.pace as f64;
+                tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
             }
             if path.as_str() == SYNC {
                 self.remember(&message);
