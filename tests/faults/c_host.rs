@@ -354,6 +354,11 @@ fn one_holder(tally: &mut Tally, scale: &Scale) {
         assert_eq!(broken_databases(&fleet.controller.state()), Vec::<String>::new());
         fleet.start();
         taken.iter().for_each(|job| assert_eq!(fleet.client.ended(job).state, "Completed"));
+        let files = files_below(&fleet.controller.state());
+        let damaged: Vec<_> =
+            files.iter().filter(|file| file.to_string_lossy().contains(".damaged-")).collect();
+        assert!(damaged.is_empty(), "{damaged:?}");
+        assert!(fleet.controller.stop().success());
     });
     tally.note(format!("jobs taken in between: {}", taken.len()));
 }

@@ -96,7 +96,6 @@ const WIRE: &[&str] = &[
     "agent/agentd/src/worker/report",
     "agent/agentd/src/worker/secrets",
     "agent/agentd/src/worker/sessions",
-    "agent/agentd/tests/",
     "agent/agentctl/src/commands",
     "agent/agentctl/src/client",
 ];

@@ -61,7 +61,10 @@ fn test_a_failing_script_gives_its_code_and_its_last_words() {
     let dir = host.project("p", &[("t.py", "print('so far')\nraise ValueError('too few rows')\n")]);
     let ran = run(&host, &dir, &["python", "t.py"]).code(1);
     assert!(ran.stdout.starts_with("so far\n"), "{}", ran.stdout);
-    fault(ran, "RUN-101").says("too few rows");
+    fault(ran, "RUN-101").says("the command returned 1").says("too few rows");
+    let told = host.show("-")["fault"].clone();
+    let why: Vec<&str> = told["why"].as_array().unwrap().iter().filter_map(|line| line.as_str()).collect();
+    assert!(why.first() == Some(&"so far") && why.last() == Some(&"ValueError: too few rows"), "{told}");
     fault(run(&host, &dir, &["sh", "-c", "kill -9 $$"]).code(137), "RUN-103").says("9");
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod again;
+mod apart;
 mod arrays;
 mod cancel;
 mod codes;
@@ -15,8 +16,12 @@ mod environments;
 mod faults;
 mod fleet;
 mod gc;
+mod gpu_jobs;
+mod gpus;
 mod inside;
 mod instance;
+mod jobs;
+mod kills;
 mod metrics;
 mod mlflow;
 mod named_data;
@@ -24,6 +29,7 @@ mod named_outputs;
 mod one_job;
 mod outputs;
 mod people;
+mod program;
 mod queue;
 mod removal;
 mod resubmit;
@@ -34,4 +40,6 @@ mod runconfig;
 mod sdk;
 mod sent_outputs;
 mod service;
+mod slow;
 mod survive;
+mod upkeep;

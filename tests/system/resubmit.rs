@@ -1,18 +1,25 @@
 //! What is there already does not travel again, and is not built again.
 
 use std::fs;
+use std::path::Path;
 
 use agent_tests::Host;
 
 #[test]
 fn test_second_run_sends_nothing_and_builds_nothing() {
     let host = Host::started();
-    let code =
-        host.project("p", &[("a.py", "print(1)"), ("b.py", "print(2)"), ("requirements.txt", "# none\n")]);
+    let code = host.project(
+        "p",
+        &[("a.py", "import sys; print(sys.prefix)"), ("b.py", "print(2)"), ("requirements.txt", "# none\n")],
+    );
     let run = ["run", code.to_str().unwrap(), "--", "python", "a.py"];
-    host.ctl(&run).ok().says("3 files, 3 changed");
+    let first = host.ctl(&run).ok().says("3 files, 3 changed");
+    let why = host.ctl(&["why", "-"]).ok().stdout;
+    assert!(why.contains(" built in "), "{why}");
     let second = host.ctl(&run).ok().says("3 files, 0 changed, 0 B sent").says("reused");
-    assert_eq!(second.stdout, "1\n");
+    assert_eq!(second.stdout, first.stdout);
+    let prefix = Path::new(first.stdout.trim());
+    assert!(prefix.starts_with(host.state().join("envs")), "{}", prefix.display());
 
     fs::write(code.join("b.py"), "print(3)").unwrap();
     host.ctl(&run).ok().says("3 files, 1 changed");

@@ -8,6 +8,7 @@ use agent_tests::{Host, SOON, eventually};
 const TICKER: &str = r#"
 import json, os, sys, time
 metrics = open(os.environ["AGENTD_METRICS"], "a", buffering=1)
+open("outputs/starts", "a").write("started\n")
 for number in range(4000):
     print("line", number)
     if number % 10 == 0:
@@ -38,7 +39,10 @@ fn test_20_kills_of_the_daemon_lose_and_repeat_no_line() {
     assert!(String::from_utf8(followed.stdout).unwrap() == expected, "what the follower saw differs");
 
     let shown = host.show(&job);
-    assert_eq!(shown["exit_code"], 7, "{shown}");
+    assert_eq!((&shown["exit_code"], &shown["attempt"]), (&7.into(), &1.into()), "{shown}");
+    let to = host.home().join("got");
+    host.ctl(&["download", &job, "-o", to.to_str().unwrap()]).ok();
+    assert_eq!(std::fs::read_to_string(to.join("outputs/starts")).unwrap(), "started\n");
     let metrics = host.ctl(&["metrics", &job, "--json"]).ok().json();
     assert_eq!(metrics["metrics"][0]["count"], 400, "{metrics}");
     println!("20 kills of the daemon: 4000 lines and 400 metrics, each once");
@@ -49,7 +53,8 @@ fn test_a_job_that_ends_while_the_daemon_is_away_is_reported_in_full() {
     let mut host = Host::started();
     let gate = host.home().join("gate");
     let job = host.submit(&format!(
-        "echo before; while [ ! -e {} ]; do sleep 0.05; done; echo after; touch outputs/x; exit 3",
+        "echo before; while [ ! -e {} ]; do sleep 0.05; done; echo after; touch outputs/x; \
+         echo '{{\"metric\": \"n\", \"value\": 1}}' >>$AGENTD_METRICS; exit 3",
         gate.display()
     ));
     host.wait_for(&job, &["Running"]);
@@ -62,8 +67,10 @@ fn test_a_job_that_ends_while_the_daemon_is_away_is_reported_in_full() {
     host.start();
     host.wait_for(&job, &["Failed"]);
     assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "before\nafter\n");
-    assert_eq!(host.show(&job)["exit_code"], 3);
-    assert_eq!(host.show(&job)["artifacts"]["files"], 1);
+    let shown = host.show(&job);
+    assert_eq!((&shown["exit_code"], &shown["attempt"]), (&3.into(), &1.into()), "{shown}");
+    assert_eq!(shown["artifacts"]["files"], 1, "{shown}");
+    assert_eq!(host.ctl(&["metrics", &job, "--json"]).ok().json()["metrics"][0]["count"], 1);
 }
 
 #[test]
@@ -72,8 +79,10 @@ fn test_stop_leaves_the_job_running() {
     let job = host.submit("echo one; sleep 2; echo two");
     host.wait_for(&job, &["Running"]);
     assert_eq!(host.stop(), 0);
+    assert!(!host.state().join("agentd.sock").exists());
     host.start();
     host.wait_for(&job, &["Completed"]);
+    assert_eq!(host.show(&job)["attempt"], 1);
     assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "one\ntwo\n");
 }
 
@@ -81,6 +90,6 @@ fn test_stop_leaves_the_job_running() {
 fn test_a_second_daemon_on_the_same_state_refuses() {
     let host = Host::started();
     let second = host.second_daemon();
-    assert_eq!(second.code, 75, "{second:?}");
+    second.code(75).says("error[CFG-102]").says(&host.pid().to_string());
     host.ctl(&["nodes"]).ok();
 }

@@ -145,18 +145,3 @@ fn test_offline_uses_what_is_there_and_says_what_is_not() {
     ran.says("offline").says("fix:");
     assert_eq!(site.asked(), Vec::<String>::new());
 }
-
-#[test]
-fn test_a_python_that_is_not_on_any_machine_is_a_reason_to_wait() {
-    let site = Site::started();
-    let told = || site.host.log().contains("noticed change of interpreters").then_some(());
-    eventually("the machine told which interpreters it has", SOON, told);
-    let job = "command: python -c 1\ncode: .\nenvironment: {python: python9.9}\n";
-    let dir = site.host.project("p", &[("job.yml", job)]);
-    let job = site::submit(&site.host, &dir);
-    eventually("the reason", SOON, || {
-        site.host.show(&job)["detail"].as_str()?.contains("python9.9").then_some(())
-    });
-    assert_eq!(site.host.job_state(&job), "Queued");
-    site.host.ctl(&["cancel", "--wait", &job]).ok();
-}

@@ -6,7 +6,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use agent_proto::v1;
+use agent_proto::v1::nodes_client::NodesClient;
 use agent_tests::channel::Channel;
+use agent_tests::client::Client;
 use agent_tests::{Host, SOON, eventually};
 use serde_json::json;
 
@@ -154,8 +157,10 @@ fn test_environments_are_listed_shown_pinned_and_removed() {
         let one = listed.first()?;
         (one["uses"] == 1).then(|| one["key"].as_str().map(str::to_owned))?
     });
+    let one = &kept(&site.host)[0];
+    assert!(one["built_ms"].as_u64() > Some(0) && one["log"].is_string() && one["pinned"] == false, "{one}");
     // What a job uses is not removed, and both the fault and the exit code say so.
-    site.host.ctl(&["envs", "rm", &key]).code(1).says("error[ENV-111]").says("fix:");
+    site.host.ctl(&["envs", "rm", &key]).code(1).says("error[ENV-111]").says(&job).says("fix:");
     fs::write(&gate, "").unwrap();
     assert_eq!(site.ended(&job), "Completed");
 
@@ -169,7 +174,21 @@ fn test_environments_are_listed_shown_pinned_and_removed() {
     site.host.ctl(&["envs", "pin", &key]).ok();
     eventually("it is pinned", SOON, || (kept(&site.host)[0]["pinned"] == true).then_some(()));
     site.host.ctl(&["envs", "unpin", &key]).ok();
+    eventually("it is not pinned any more", SOON, || (kept(&site.host)[0]["pinned"] == false).then_some(()));
+    // The controller looks for itself, whatever a client found out before it asks.
+    let own = site.host.ctl(&["nodes", "--json"]).ok().json()["nodes"][0]["node"].clone();
+    let client = Client::new(site.host.state().join("agentd.sock"));
+    for (node, key, code) in [(own.as_str().unwrap(), "pip-0", "ENV-110"), ("moon", key.as_str(), "NODE-105")]
+    {
+        let [node, environment, want] = [node, key, "remove"].map(str::to_owned);
+        let request = v1::ManageEnvironmentRequest { node, environment, want };
+        let refused =
+            client.wait(NodesClient::new(client.channel()).manage_environment(request)).unwrap_err();
+        let fault = agent_proto::fault(&refused);
+        assert!(fault.code.as_str() == code && fault.fix.is_some(), "{fault:?}");
+    }
     site.host.ctl(&["envs", "rm", &key]).ok();
+    assert!(site.host.log().contains("removed an environment as asked"));
     eventually("it is gone", SOON, || kept(&site.host).is_empty().then_some(()));
     assert!(!site.host.state().join("envs").join(&key).exists());
     site.host.ctl(&["envs", "rm", &key]).code(1).says("no environment is called").says("fix:");

@@ -39,6 +39,7 @@ fn test_the_least_recently_used_goes_when_there_is_no_room() {
         let now = keys(&site);
         (now.contains(&pinned) && !now.contains(&first)).then_some(())
     });
+    assert!(site.host.log().contains("removed an environment to make room"));
     let left = keys(&site);
     assert!(left.contains(&pinned) && left.contains(&used), "{left:?}");
     fs::write(&gate, "").unwrap();
