@@ -89,12 +89,11 @@ fn gang(tally: &mut Tally, _: &Scale) {
         fleet.ready();
         all_speak(&fleet, 50);
     });
-    for index in 0..RANKS.len() {
+    for (index, rank) in RANKS.iter().enumerate() {
         tally.case("a node is replaced", || {
             replace(&mut fleet.nodes[index]);
             fleet.ready();
-            let lines =
-                ctl(binaries(), &fleet, &["logs", "gang", "--rank", RANKS[index]]).stdout.lines().count();
+            let lines = ctl(binaries(), &fleet, &["logs", "gang", "--rank", rank]).stdout.lines().count();
             all_speak(&fleet, u32::try_from(lines).expect("a short log") + 50);
         });
     }

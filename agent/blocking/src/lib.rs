@@ -113,8 +113,9 @@ mod tests {
         assert_eq!(panic.downcast_ref(), Some(&"out of cheese"));
         let told = blocking_io(|| Ok(fails())).await.unwrap_err();
         assert_eq!(told.kind(), io::ErrorKind::Other);
-        let waits = tokio::spawn(blocking(fails));
-        let panic = waits.await.unwrap_err().into_panic();
+        let mut waits = tokio::task::JoinSet::new();
+        waits.spawn(blocking(fails));
+        let panic = waits.join_next().await.unwrap().unwrap_err().into_panic();
         assert_eq!(panic.downcast_ref(), Some(&"out of cheese"));
     }
 
