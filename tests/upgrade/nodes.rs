@@ -68,13 +68,9 @@ fn replace(daemon: &mut Daemon) {
 fn gang(tally: &mut Tally, _: &Scale) {
     const RANKS: [&str; 2] = ["0", "1"];
     let mut fleet = Fleet::new(&Setup { nodes: RANKS.len(), hosts: true, ..Setup::default() });
-    let fleet_of = |fleet: &mut Fleet| {
-        std::iter::once(&mut fleet.controller).chain(&mut fleet.nodes).for_each(|daemon| {
-            daemon.use_programs(before::programs());
-        });
-        fleet.start();
-    };
-    fleet_of(&mut fleet);
+    let daemons = std::iter::once(&mut fleet.controller).chain(&mut fleet.nodes);
+    daemons.for_each(|daemon| daemon.use_programs(before::programs()));
+    fleet.start();
     let go = fleet.home().join("go");
     let command = LINES.replace("-e go", &format!("-e {}", go.display()));
     let file = json!({ "command": command, "resources": { "instance_count": RANKS.len() } });
@@ -89,12 +85,11 @@ fn gang(tally: &mut Tally, _: &Scale) {
         fleet.ready();
         all_speak(&fleet, 50);
     });
-    for index in 0..RANKS.len() {
+    for (index, rank) in RANKS.iter().enumerate() {
         tally.case("a node is replaced", || {
             replace(&mut fleet.nodes[index]);
             fleet.ready();
-            let lines =
-                ctl(binaries(), &fleet, &["logs", "gang", "--rank", RANKS[index]]).stdout.lines().count();
+            let lines = ctl(binaries(), &fleet, &["logs", "gang", "--rank", rank]).stdout.lines().count();
             all_speak(&fleet, u32::try_from(lines).expect("a short log") + 50);
         });
     }
