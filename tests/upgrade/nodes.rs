@@ -68,13 +68,9 @@ fn replace(daemon: &mut Daemon) {
 fn gang(tally: &mut Tally, _: &Scale) {
     const RANKS: [&str; 2] = ["0", "1"];
     let mut fleet = Fleet::new(&Setup { nodes: RANKS.len(), hosts: true, ..Setup::default() });
-    let fleet_of = |fleet: &mut Fleet| {
-        std::iter::once(&mut fleet.controller).chain(&mut fleet.nodes).for_each(|daemon| {
-            daemon.use_programs(before::programs());
-        });
-        fleet.start();
-    };
-    fleet_of(&mut fleet);
+    let daemons = std::iter::once(&mut fleet.controller).chain(&mut fleet.nodes);
+    daemons.for_each(|daemon| daemon.use_programs(before::programs()));
+    fleet.start();
     let go = fleet.home().join("go");
     let command = LINES.replace("-e go", &format!("-e {}", go.display()));
     let file = json!({ "command": command, "resources": { "instance_count": RANKS.len() } });
