@@ -19,6 +19,7 @@ mod prepare;
 use std::process::ExitCode;
 
 use clap::Parser;
+use futures_util::FutureExt;
 
 use crate::output::Output;
 
@@ -45,7 +46,8 @@ fn main() -> ExitCode {
     };
     let code = match runtime.enable_all().build() {
         Ok(runtime) => {
-            let code = runtime.block_on(commands::perform(cli, &mut output));
+            // In a box: `block_on` has several loops, each with a copy of all that it runs.
+            let code = runtime.block_on(commands::perform(cli, &mut output).boxed_local());
             runtime.shutdown_background(); // a file that is still being read is not waited for
             code
         }

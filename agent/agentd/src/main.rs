@@ -39,6 +39,7 @@ use std::time::Duration;
 use agent_model::{Code, Fault};
 use agent_runtime::exec::find_shim;
 use clap::{CommandFactory, Parser};
+use futures_util::FutureExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::filter::Targets;
@@ -118,7 +119,8 @@ fn run(mut config: Config, flags: cli::Flags) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     match runtime {
         Ok(runtime) => {
-            let code = runtime.block_on(serve(config, reloader));
+            // In a box, like the other one: `block_on` has several loops, each with a copy of all that it runs.
+            let code = runtime.block_on(serve(config, reloader).boxed_local());
             // Work that hangs in the kernel must not keep the daemon from ending.
             runtime.shutdown_timeout(LINGER);
             code
@@ -138,15 +140,15 @@ fn change_membership(config: &Config, join: Option<&cli::JoinArgs>) -> ExitCode 
         Ok(runtime) => runtime,
         Err(error) => return fail(&Fault::new(Code::Bug, "agentd cannot start").because(&error), BUG),
     };
-    let changed = runtime.block_on(async {
+    let change = async {
         let _lock = roles::take_state(config).await.map_err(|error| (error.fault(), exit_code(&error)))?;
         let changed = match join {
             Some(args) => membership::join(config, args, token, config.clock()).await,
             None => membership::leave(config),
         };
         changed.map_err(|fault| (fault, REFUSED))
-    });
-    match changed {
+    };
+    match runtime.block_on(change.boxed_local()) {
         Ok(said) => print(&format!("{said}\n")),
         Err((fault, code)) => fail(&fault, code),
     }

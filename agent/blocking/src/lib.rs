@@ -93,6 +93,8 @@ async fn finished_io<T: 'static>(work: Work) -> io::Result<T> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::JoinSet;
+
     use super::*;
 
     #[tokio::test]
@@ -113,8 +115,7 @@ mod tests {
         assert_eq!(panic.downcast_ref(), Some(&"out of cheese"));
         let told = blocking_io(|| Ok(fails())).await.unwrap_err();
         assert_eq!(told.kind(), io::ErrorKind::Other);
-        let mut waits = tokio::task::JoinSet::new();
-        waits.spawn(blocking(fails));
+        let mut waits = JoinSet::from_iter([blocking(fails)]);
         let panic = waits.join_next().await.unwrap().unwrap_err().into_panic();
         assert_eq!(panic.downcast_ref(), Some(&"out of cheese"));
     }
