@@ -136,3 +136,56 @@ pub fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn piece<'a, T>(
+        name: &str,
+        seconds: u32,
+        weight: usize,
+        run: impl FnOnce() -> T + Send + 'a,
+    ) -> Piece<'a, T> {
+        let run = Box::new(run);
+        Piece { suite: "queue", name: name.to_owned(), seconds, weight, after: None, run }
+    }
+
+    #[test]
+    fn test_what_runs_never_weighs_more_than_there_is_room_for() {
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let work = |weight: usize| {
+            let (now, most) = (&now, &most);
+            move || {
+                most.fetch_max(now.fetch_add(weight, Ordering::SeqCst) + weight, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(5));
+                now.fetch_sub(weight, Ordering::SeqCst);
+            }
+        };
+        let pieces = (0..20).map(|n| piece(&n.to_string(), 0, 1 + n % 3, work(1 + n % 3))).collect();
+        assert_eq!(run(pieces, 4).len(), 20);
+        assert!((2..=4).contains(&most.into_inner()));
+    }
+
+    #[test]
+    fn test_the_longest_is_first_and_what_is_waited_for_has_ended() {
+        let order = Mutex::new(Vec::new());
+        let note = |name: &'static str| {
+            let order = &order;
+            move || order.lock().expect("nobody panics here").push(name)
+        };
+        let needy = piece("needy", 90, 1, note("needy")).after("needed");
+        run(vec![piece("short", 1, 1, note("short")), needy, piece("needed", 5, 1, note("needed"))], 1);
+        assert_eq!(order.into_inner().expect("nobody panics here"), ["needed", "needy", "short"]);
+    }
+
+    #[test]
+    fn test_what_is_too_heavy_runs_alone_and_a_panic_is_told() {
+        let done = run(vec![piece("heavy", 0, 9, || panic!("too much")), piece("light", 0, 1, || 7)], 2);
+        let came = |name: &str| done.iter().find(|done| done.name == name).expect("it ended").came.clone();
+        assert_eq!(came("heavy"), Err("too much".to_owned()));
+        assert_eq!(came("light"), Ok(7));
+    }
+}
