@@ -2,16 +2,21 @@
 //!
 //! Owns the single run of the activation scripts, and the difference they make. Hides the shell.
 //!
-//! Invariants: scripts see only variables of their environment, and none of the daemon's; they end within their time
+//! Invariants: a build runs no script: the daemon has that done by a process of its own, as the user of builders where
+//! there is one. Scripts see only variables of their environment, and none of the daemon's; they end within their time
 //! limit, and every process they started is killed then; an environment that cannot be activated is still usable.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use agent_env::Activation;
+
 use super::tell::Teller;
+use super::tree::{Tree, Way};
+use super::{Done, disk};
 
 /// How long all scripts together may take.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -22,59 +27,66 @@ const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
 /// Variables that a shell changes by itself.
 const NOISE: &[&str] = &["_", "SHLVL", "PWD", "OLDPWD", "PATH", "HOME", "LANG", "BASH_EXECUTION_STRING"];
 
-/// The result of activating an environment.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Activation {
-    /// Variables other than `PATH`.
-    pub(crate) vars: BTreeMap<String, String>,
-    /// The directories that are first on `PATH`.
-    pub(crate) path_entries: Vec<PathBuf>,
-}
+/// Where the lists of variables and the scripts are.
+const LISTS: &str = "etc/conda/env_vars.d";
+const SCRIPTS: &str = "etc/conda/activate.d";
 
-/// Finds out which variables activating the environment at `prefix` sets.
-pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Activation {
-    let bin = prefix.join("bin");
+/// The largest list, in bytes.
+const LARGEST: u64 = 4 << 20;
+
+/// The variables that the environment at `prefix` sets without a script.
+pub(crate) fn without_scripts(prefix: &Path, teller: &Teller) -> io::Result<Activation> {
+    let tree = Tree::open(prefix)?;
     let mut vars = BTreeMap::from([
         ("CONDA_PREFIX".to_owned(), prefix.display().to_string()),
         ("CONDA_DEFAULT_ENV".to_owned(), prefix.display().to_string()),
     ]);
-    for file in listed(&prefix.join("etc/conda/env_vars.d"), "json") {
-        match std::fs::read_to_string(&file)
-            .map(|text| serde_json::from_str::<BTreeMap<String, String>>(&text))
-        {
+    for way in listed(&tree, LISTS, "json") {
+        let list = tree.read_through(&way, LARGEST);
+        let path = way.path().display();
+        match list.map(|text| serde_json::from_slice::<BTreeMap<String, String>>(&text)) {
             Ok(Ok(set)) => vars.extend(set.into_iter().filter(|(name, _)| is_name(name))),
-            Ok(Err(error)) => teller.say(format!("{} is not a list of variables: {error}", file.display())),
-            Err(error) => teller.say(format!("cannot read {}: {error}", file.display())),
+            Ok(Err(error)) => teller.say(format!("{path} is not a list of variables: {error}")),
+            Err(error) => teller.say(format!("cannot read {path}: {error}")),
         }
     }
-    let scripts = listed(&prefix.join("etc/conda/activate.d"), "sh");
-    let mut path_entries = vec![bin.clone()];
-    if !scripts.is_empty() {
-        let path = format!("{}:{SYSTEM_PATH}", bin.display());
-        match run(&scripts, prefix, &path, &vars) {
-            Ok((after, said)) => {
-                said.iter().for_each(|line| teller.say(format!("activation: {line}")));
-                path_entries = entries(after.get("PATH").map_or(path.as_str(), String::as_str), &bin);
-                vars.extend(
-                    after.into_iter().filter(|(name, _)| is_name(name) && !NOISE.contains(&name.as_str())),
-                );
-            }
-            Err(why) => teller.say(format!("the {} activation scripts are left out: {why}", scripts.len())),
+    Ok(Activation { vars, path_entries: vec![prefix.join("bin")] })
+}
+
+/// Whether the environment has scripts, which [`activate`] runs.
+pub(crate) fn has_scripts(prefix: &Path) -> io::Result<bool> {
+    Ok(!listed(&Tree::open(prefix)?, SCRIPTS, "sh").is_empty())
+}
+
+/// Runs the scripts of the environment at `prefix` to find out which variables activating it sets. They are code of
+/// packages, and run with the rights of this process.
+pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Done<Activation> {
+    let trouble = |error: io::Error| disk::trouble(prefix, "reading the environment", &error);
+    let Activation { mut vars, mut path_entries } = without_scripts(prefix, teller).map_err(trouble)?;
+    let tree = Tree::open(prefix).map_err(trouble)?;
+    let scripts: Vec<PathBuf> =
+        listed(&tree, SCRIPTS, "sh").iter().map(|way| prefix.join(way.path())).collect();
+    let bin = prefix.join("bin");
+    let path = format!("{}:{SYSTEM_PATH}", bin.display());
+    match run(&scripts, prefix, &path, &vars) {
+        Ok((after, said)) => {
+            said.iter().for_each(|line| teller.say(format!("activation: {line}")));
+            path_entries = entries(after.get("PATH").map_or(path.as_str(), String::as_str), &bin);
+            vars.extend(
+                after.into_iter().filter(|(name, _)| is_name(name) && !NOISE.contains(&name.as_str())),
+            );
         }
+        Err(why) => teller.say(format!("the {} activation scripts are left out: {why}", scripts.len())),
     }
-    Activation { vars, path_entries }
+    Ok(Activation { vars, path_entries })
 }
 
 /// The files of a directory with an extension, in the order in which conda runs them.
-fn listed(dir: &Path, extension: &str) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    let mut files: Vec<PathBuf> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e == extension))
-        .collect();
-    files.sort();
-    files
+fn listed(tree: &Tree, dir: &str, extension: &str) -> Vec<Way> {
+    let Some(dir) = Way::of(dir) else { return Vec::new() };
+    let names = tree.names_through(&dir).into_iter();
+    let names = names.filter(|name| Path::new(name).extension().is_some_and(|found| found == extension));
+    names.filter_map(|name| Way::of(dir.path().join(name))).collect()
 }
 
 fn is_name(name: &str) -> bool {
@@ -233,7 +245,7 @@ mod tests {
             ("etc/conda/activate.d/20.sh", "export B=$A; export PATH=\"$CONDA_PREFIX/extra:$PATH\"\n"),
             ("etc/conda/activate.d/ignored.csh", "setenv C d\n"),
         ]);
-        let activation = activate(dir.path(), &Teller::to_stdout());
+        let activation = activate(dir.path(), &Teller::to_stdout()).unwrap();
         let own = dir.path().display().to_string();
         let expected: BTreeMap<String, String> = [
             ("A", "one two\nline"),
@@ -251,7 +263,9 @@ mod tests {
     #[test]
     fn test_a_path_without_scripts_is_the_own_directory() {
         let dir = prefix(&[]);
-        assert_eq!(activate(dir.path(), &Teller::to_stdout()).path_entries, [dir.path().join("bin")]);
+        assert!(!has_scripts(dir.path()).unwrap());
+        let plain = without_scripts(dir.path(), &Teller::to_stdout()).unwrap();
+        assert_eq!(plain.path_entries, [dir.path().join("bin")]);
         assert_eq!(entries("/usr/bin:relative::/bin", Path::new("/p/bin")), [PathBuf::from("/p/bin")]);
     }
 
