@@ -51,7 +51,9 @@ pub(crate) fn suite() -> Suite {
         rows: rows(),
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
-        merge: Merge::Rows(&["L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "O1", "O3", "O4", "A1"]),
+        merge: Merge::Rows(&[
+            "L1", "L2", "C1", "C2", "U1", "U2", "U10", "H1", "H2", "H3", "O1", "O3", "O4", "A1",
+        ]),
         long: &[],
     }
 }
