@@ -522,7 +522,8 @@ fn led_astray(tally: &mut Tally, _: &Scale) {
     let printed = host.ctl(&["logs", &job]).stdout;
     let told = |file: &str| fs::read_to_string(Path::new(TOLD).join(file)).unwrap_or_default();
     tally.case("an activation script is nobody's, and sets what it sets", || {
-        assert!(state == "Completed" && printed.starts_with("yes\n"), "{state}: {printed}");
+        let why = host.ctl(&["why", &job]).stdout;
+        assert!(state == "Completed" && printed.starts_with("yes\n"), "{state}: {printed}\n{why}");
         assert_eq!(told("uid"), "2000000000\n");
         assert!(told("status").contains("CapPrm:\t0000000000000000\n"), "{}", told("status"));
         assert!(!printed.contains("planted"), "it changed the environment: {printed}");
@@ -533,10 +534,10 @@ fn led_astray(tally: &mut Tally, _: &Scale) {
     fs::write(&rooted, "root's\n").expect("a file");
     fs::set_permissions(&rooted, Permissions::from_mode(0o600)).expect("its own file");
     let evil = host.home().join("evil");
-    let names = ["requirements.txt", "environment.lock", "ready.json", "tmp/report.json"];
+    let names = ["requirements.txt", "environment.lock", "ready.json"];
     let links: String = names.iter().map(|name| format!("ln -sfn {} {name}; ", rooted.display())).collect();
     // Python finds where it is by its own name.
-    let script = format!("#!/bin/sh\n{links}\nexec /usr/bin/python3 \"$@\"\n");
+    let script = format!("#!/bin/bash\n{links}\nexec -a \"$0\" /usr/bin/python3 \"$@\"\n");
     fs::write(&evil, script).expect("a script");
     fs::set_permissions(&evil, Permissions::from_mode(0o755)).expect("its own file");
     let package = hostile_package(&host, &witness(&host));

@@ -10,9 +10,12 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent_env::Activation;
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use super::tell::Teller;
 use super::tree::{Tree, Way};
@@ -159,17 +162,8 @@ fn run(
 fn end_within(mut child: Child, within: Duration) -> Result<(Vec<u8>, Vec<u8>, bool), String> {
     // Orphans of the child become children of this process, which can then kill them.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-    let reader = |pipe: Option<Box<dyn Read + Send>>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            if let Some(pipe) = pipe {
-                let _ = pipe.take(4 << 20).read_to_end(&mut bytes);
-            }
-            bytes
-        })
-    };
-    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _));
-    let said = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let out = Gathered::from(child.stdout.take());
+    let said = Gathered::from(child.stderr.take());
     let begun = Instant::now();
     let status = loop {
         match child.try_wait() {
@@ -183,14 +177,57 @@ fn end_within(mut child: Child, within: Duration) -> Result<(Vec<u8>, Vec<u8>, b
         let _ = child.wait();
     }
     end_leftovers();
-    let (out, said) = (out.join().unwrap_or_default(), said.join().unwrap_or_default());
+    let (out, said) = (out.end(), said.end());
     let status = status.ok_or_else(|| format!("they did not end within {} s", within.as_secs()))?;
     Ok((out, said, status))
 }
 
-/// Kills every child of this process, and their children, until none is left.
+/// The output of a child, read by a thread of its own.
+struct Gathered {
+    text: Arc<Mutex<Vec<u8>>>,
+    reader: std::thread::JoinHandle<()>,
+}
+
+impl Gathered {
+    /// The most that is kept, in bytes.
+    const MOST: usize = 4 << 20;
+
+    fn from(pipe: Option<impl Read + Send + 'static>) -> Gathered {
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let kept = text.clone();
+        let read = move || {
+            let Some(mut pipe) = pipe else { return };
+            let mut buffer = [0; 16 << 10];
+            while let Ok(length @ 1..) = pipe.read(&mut buffer) {
+                let mut kept = kept.lock();
+                let room = Gathered::MOST - kept.len();
+                kept.extend_from_slice(&buffer[..length.min(room)]);
+            }
+        };
+        Gathered { text, reader: std::thread::spawn(read) }
+    }
+
+    /// What there is now that the child has ended. Something that it started may have the pipe open, and is not waited
+    /// for.
+    fn end(self) -> Vec<u8> {
+        let begun = Instant::now();
+        while !self.reader.is_finished() && begun.elapsed() < Duration::from_millis(500) {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        std::mem::take(&mut *self.text.lock())
+    }
+}
+
+/// Whether the numbers that `/proc` has are those of this process: it shows another namespace to a builder.
+fn sees_itself() -> bool {
+    std::fs::read_link("/proc/self").is_ok_and(|own| own == Path::new(&std::process::id().to_string()))
+}
+
+/// Kills every child of this process, and their children, until none is left. Those of a builder end with it.
 fn end_leftovers() {
-    use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+    if !sees_itself() {
+        return;
+    }
     for _ in 0..100 {
         let own = std::process::id();
         let text = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
@@ -215,9 +252,6 @@ fn end_leftovers() {
 
 #[cfg(test)]
 mod tests {
-
-    use parking_lot::Mutex;
-
     use super::*;
 
     /// [`end_leftovers`] kills all children of the process, so also those of other tests.
@@ -281,5 +315,15 @@ mod tests {
             .unwrap();
         let error = end_within(child, Duration::from_millis(200)).unwrap_err();
         assert!(error.contains("did not end"), "{error}");
+    }
+
+    #[test]
+    fn test_what_keeps_the_output_open_is_not_waited_for() {
+        let (ours, mut theirs) = std::io::pipe().unwrap();
+        std::io::Write::write_all(&mut theirs, b"A=1").unwrap();
+        let begun = Instant::now();
+        assert_eq!(Gathered::from(Some(ours)).end(), b"A=1");
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        drop(theirs);
     }
 }

@@ -183,8 +183,9 @@ mod tests {
 
     #[test]
     fn test_one_place_is_for_one_thing_and_nothing_lies_below_a_link() {
+        type Case<'a> = (&'a [&'a [(&'a str, &'a str)]], &'a [&'a str], &'a [&'a str]);
         let file = "hardlink";
-        let cases: [(&[&[(&str, &str)]], &[&str], &[&str]); 7] = [
+        let cases: [Case<'_>; 7] = [
             (&[&[("a/b", file)], &[("a/c", file)]], &["0 a/b", "1 a/c"], &[]),
             (&[&[("a", file)], &[("a", "softlink")]], &["0 a"], &["a"]),
             (&[&[("bin", "softlink")], &[("bin/x", file)]], &["0 bin"], &["bin/x"]),

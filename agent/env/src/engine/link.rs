@@ -378,7 +378,8 @@ fn finish(file: &File, mode: u32, changed: SystemTime) -> io::Result<()> {
 fn stamp(package: &CachedPackage) -> SystemTime {
     let about = Way::of("info/about.json").and_then(|way| package.whole.tree.file(&way).ok());
     let made = about.and_then(|file| file.metadata().ok()?.modified().ok());
-    made.map_or_else(SystemTime::now, |made| made + Duration::from_secs(1))
+    let made = made.or_else(|| package.whole.tree.changed().ok());
+    made.unwrap_or(SystemTime::UNIX_EPOCH) + Duration::from_secs(1)
 }
 
 /// Whether files in the tree can share their blocks.

@@ -13,6 +13,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::SystemTime;
 
 use agent_fs::{Links, open_beneath};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
@@ -105,6 +106,11 @@ impl Tree {
     /// Opens the directory at `path`, which is no link; the directories above it are trusted.
     pub(crate) fn open(path: &Path) -> io::Result<Tree> {
         agent_fs::open_directory(path).map(Tree)
+    }
+
+    /// When something was last made or removed at its top.
+    pub(crate) fn changed(&self) -> io::Result<SystemTime> {
+        File::from(self.0.try_clone()?).metadata()?.modified()
     }
 
     /// What is there.
@@ -391,7 +397,7 @@ mod tests {
         let (temp, tree) = bench();
         let at = |name: &str| temp.path().join("tree").join(name);
         symlink("../../secret", at("d/out")).unwrap();
-        fs::set_permissions(at("d"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(at("d"), fs::Permissions::from_mode(0o000)).unwrap();
         let mut met = Vec::new();
         tree.walk::<io::Error>(&mut |found| {
             met.push((found.way.clone(), found.kind));
