@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use super::tell::Teller;
-use super::tree::{Tree, Way};
+use super::tree::{OpenTree, PlainPath};
 use super::{Done, disk};
 
 /// How long all scripts together may take.
@@ -39,7 +39,7 @@ const LARGEST: u64 = 4 << 20;
 
 /// The variables that the environment at `prefix` sets without a script.
 pub(crate) fn without_scripts(prefix: &Path, teller: &Teller) -> io::Result<Activation> {
-    let tree = Tree::open(prefix)?;
+    let tree = OpenTree::open(prefix)?;
     let mut vars = BTreeMap::from([
         ("CONDA_PREFIX".to_owned(), prefix.display().to_string()),
         ("CONDA_DEFAULT_ENV".to_owned(), prefix.display().to_string()),
@@ -58,7 +58,7 @@ pub(crate) fn without_scripts(prefix: &Path, teller: &Teller) -> io::Result<Acti
 
 /// Whether the environment has scripts, which [`activate`] runs.
 pub(crate) fn has_scripts(prefix: &Path) -> io::Result<bool> {
-    Ok(!listed(&Tree::open(prefix)?, SCRIPTS, "sh").is_empty())
+    Ok(!listed(&OpenTree::open(prefix)?, SCRIPTS, "sh").is_empty())
 }
 
 /// Runs the scripts of the environment at `prefix` to find out which variables activating it sets. They are code of
@@ -66,7 +66,7 @@ pub(crate) fn has_scripts(prefix: &Path) -> io::Result<bool> {
 pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Done<Activation> {
     let trouble = |error: io::Error| disk::trouble(prefix, "reading the environment", &error);
     let Activation { mut vars, mut path_entries } = without_scripts(prefix, teller).map_err(trouble)?;
-    let tree = Tree::open(prefix).map_err(trouble)?;
+    let tree = OpenTree::open(prefix).map_err(trouble)?;
     let scripts: Vec<PathBuf> =
         listed(&tree, SCRIPTS, "sh").iter().map(|way| prefix.join(way.path())).collect();
     let bin = prefix.join("bin");
@@ -85,11 +85,11 @@ pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Done<Activation> {
 }
 
 /// The files of a directory with an extension, in the order in which conda runs them.
-fn listed(tree: &Tree, dir: &str, extension: &str) -> Vec<Way> {
-    let Some(dir) = Way::of(dir) else { return Vec::new() };
+fn listed(tree: &OpenTree, dir: &str, extension: &str) -> Vec<PlainPath> {
+    let Some(dir) = PlainPath::of(dir) else { return Vec::new() };
     let names = tree.names_through(&dir).into_iter();
     let names = names.filter(|name| Path::new(name).extension().is_some_and(|found| found == extension));
-    names.filter_map(|name| Way::of(dir.path().join(name))).collect()
+    names.filter_map(|name| PlainPath::of(dir.path().join(name))).collect()
 }
 
 fn is_name(name: &str) -> bool {

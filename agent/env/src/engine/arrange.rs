@@ -14,19 +14,19 @@ use rattler_conda_types::PackageRecord;
 use rattler_conda_types::package::{EntryPoint, PathType};
 
 use super::fetch::CachedPackage;
-use super::package::{Listed, Package, is_free};
-use super::tree::Way;
+use super::package::{ListedFile, PackageInfo, is_free};
+use super::tree::PlainPath;
 use super::{Advise, Done, failed};
 
 /// What is where.
 #[derive(Debug, Default)]
 pub(crate) struct Arranged<'a> {
     /// The directories, parents first.
-    pub(crate) directories: BTreeSet<Way>,
+    pub(crate) directories: BTreeSet<PlainPath>,
     /// The rest.
     pub(crate) items: Vec<Item<'a>>,
     /// Where several packages want something, and one of them got it.
-    pub(crate) clashes: BTreeSet<Way>,
+    pub(crate) clashes: BTreeSet<PlainPath>,
 }
 
 /// Something in its place.
@@ -35,7 +35,7 @@ pub(crate) struct Item<'a> {
     /// The place of its package in the list.
     pub(crate) package: usize,
     /// Where.
-    pub(crate) way: Way,
+    pub(crate) way: PlainPath,
     /// What.
     pub(crate) what: What<'a>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Item<'a> {
 #[derive(Debug)]
 pub(crate) enum What<'a> {
     /// A file, link or directory of the package.
-    Listed(&'a Listed),
+    Listed(&'a ListedFile),
     /// A program that is made for it.
     Program(&'a EntryPoint),
 }
@@ -89,7 +89,11 @@ fn order(packages: &[CachedPackage]) -> Vec<usize> {
 }
 
 /// What a package wants where; the programs first, as what is called is them.
-fn wanted<'a>(name: &str, package: &'a Package, python: Option<&PythonInfo>) -> Done<Vec<(Way, What<'a>)>> {
+fn wanted<'a>(
+    name: &str,
+    package: &'a PackageInfo,
+    python: Option<&PythonInfo>,
+) -> Done<Vec<(PlainPath, What<'a>)>> {
     let refused = |path: &std::path::Path| -> Failure {
         let path = path.display();
         failed(
@@ -100,7 +104,7 @@ fn wanted<'a>(name: &str, package: &'a Package, python: Option<&PythonInfo>) -> 
             "No sound package is like that, or the package of Python is not: use other versions or channels.",
         )
     };
-    let free = |path: &std::path::Path| Way::of(path).filter(is_free).ok_or_else(|| refused(path));
+    let free = |path: &std::path::Path| PlainPath::of(path).filter(is_free).ok_or_else(|| refused(path));
     if !package.index.noarch.is_python() {
         return Ok(package.listed.iter().map(|listed| (listed.way.clone(), What::Listed(listed))).collect());
     }
@@ -122,8 +126,8 @@ fn wanted<'a>(name: &str, package: &'a Package, python: Option<&PythonInfo>) -> 
 #[derive(Debug, Default)]
 struct Places {
     /// By what is no directory: the package.
-    taken: HashMap<Way, usize>,
-    directories: HashSet<Way>,
+    taken: HashMap<PlainPath, usize>,
+    directories: HashSet<PlainPath>,
 }
 
 impl Places {
@@ -158,14 +162,14 @@ impl Places {
 mod tests {
     use super::*;
 
-    fn listed(path: &str, kind: &str) -> Listed {
+    fn listed(path: &str, kind: &str) -> ListedFile {
         let entry = serde_json::json!({"_path": path, "path_type": kind});
-        Listed { way: Way::of(path).unwrap(), entry: serde_json::from_value(entry).unwrap() }
+        ListedFile { way: PlainPath::of(path).unwrap(), entry: serde_json::from_value(entry).unwrap() }
     }
 
     /// What is where of packages with these files, the first of which comes first.
     fn arranged(packages: &[&[(&str, &str)]]) -> (Vec<String>, Vec<String>) {
-        let lists: Vec<Vec<Listed>> = packages
+        let lists: Vec<Vec<ListedFile>> = packages
             .iter()
             .map(|files| files.iter().map(|(path, kind)| listed(path, kind)).collect())
             .collect();
@@ -176,7 +180,7 @@ mod tests {
                 places.add(item, &mut arranged);
             }
         }
-        let text = |way: &Way| way.path().display().to_string();
+        let text = |way: &PlainPath| way.path().display().to_string();
         let items = arranged.items.iter().map(|item| format!("{} {}", item.package, text(&item.way)));
         (items.collect(), arranged.clashes.iter().map(text).collect())
     }
@@ -205,7 +209,7 @@ mod tests {
     fn test_a_python_that_is_elsewhere_takes_no_package_along() {
         let index = serde_json::json!({"name": "x", "version": "1", "build": "0", "build_number": 0,
             "subdir": "noarch", "noarch": "python", "depends": []});
-        let package = Package {
+        let package = PackageInfo {
             index: serde_json::from_value(index).unwrap(),
             listed: vec![listed("site-packages/x.py", "hardlink")],
             entry_points: vec!["run = x:main".parse().unwrap()],
@@ -217,7 +221,10 @@ mod tests {
         let usual = python(None);
         let ways: Vec<_> =
             wanted("x", &package, Some(&usual)).unwrap().into_iter().map(|(way, _)| way).collect();
-        assert_eq!(ways, ["bin/run", "lib/python3.11/site-packages/x.py"].map(|way| Way::of(way).unwrap()));
+        assert_eq!(
+            ways,
+            ["bin/run", "lib/python3.11/site-packages/x.py"].map(|way| PlainPath::of(way).unwrap())
+        );
         for place in ["../../elsewhere", "/var/elsewhere", "conda-meta"] {
             let failure = wanted("x", &package, Some(&python(Some(place)))).unwrap_err();
             assert_eq!(failure.kind, FailureKind::Refused, "{place}");

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use rattler_conda_types::PackageRecord;
 use url::Url;
 
-use super::package::Package;
-use super::tree::{self, Tree};
+use super::package::PackageInfo;
+use super::tree::{self, OpenTree};
 
 /// Offset of the digest in the file that completes a package: after a revision.
 const DIGEST_AT: usize = 8;
@@ -55,9 +55,9 @@ pub(crate) enum Wanted {
 #[derive(Debug)]
 pub(crate) struct Whole {
     /// Its files.
-    pub(crate) tree: Tree,
+    pub(crate) tree: OpenTree,
     /// What it says of itself.
-    pub(crate) package: Package,
+    pub(crate) package: PackageInfo,
     /// Digest of the archive it came from.
     pub(crate) sha256: Option<[u8; 32]>,
 }
@@ -130,8 +130,8 @@ impl PackageDir {
         if !self.is(wanted, sha256?) {
             return None;
         }
-        let tree = Tree::open(&self.dir).ok()?;
-        let package = Package::read(&tree).ok()?;
+        let tree = OpenTree::open(&self.dir).ok()?;
+        let package = PackageInfo::read(&tree).ok()?;
         let whole = package.listed.iter().all(|listed| listed.is_sound(&tree).unwrap_or(false));
         whole.then_some(Whole { tree, package, sha256 })
     }

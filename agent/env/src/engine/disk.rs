@@ -12,7 +12,7 @@ use std::path::Path;
 use agent_env::{Failure, FailureKind};
 use agent_model::causes;
 
-use super::tree::{Kind, Tree};
+use super::tree::{EntryKind, OpenTree};
 use super::{Advise, failed};
 
 /// Bytes that may still be written below a directory, if known.
@@ -27,9 +27,9 @@ pub(crate) fn measure(at: &Path) -> io::Result<(u64, u64)> {
     let mut bytes = meta.blocks() * 512;
     let mut shared = u64::from(meta.is_file() && meta.nlink() > 1);
     if meta.is_dir() {
-        Tree::open(at)?.walk::<io::Error>(&mut |met| {
+        OpenTree::open(at)?.walk::<io::Error>(&mut |met| {
             bytes += u64::try_from(met.stat.st_blocks).unwrap_or(0) * 512;
-            shared += u64::from(matches!(met.kind, Kind::File(_)) && met.stat.st_nlink > 1);
+            shared += u64::from(matches!(met.kind, EntryKind::File(_)) && met.stat.st_nlink > 1);
             Ok(())
         })?;
     }

@@ -15,8 +15,8 @@ use rattler_conda_types::package::PathType;
 
 use agent_model::size::decimal;
 
-use super::package::{Listed, Package, Undescribed};
-use super::tree::{self, Kind, Tree, Way};
+use super::package::{ListedFile, PackageInfo, Undescribed};
+use super::tree::{self, EntryKind, OpenTree, PlainPath};
 
 /// Why a package is refused.
 #[derive(Debug, thiserror::Error)]
@@ -79,9 +79,9 @@ pub(crate) fn record(record: &PackageRecord) -> Result<(), PackageRefused> {
 /// Refuses an unpacked package that is not what it says, contains a way out of its directory, or is too large. The
 /// modes of its files become those of files for all.
 pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), PackageRefused> {
-    let tree = Tree::open(dir)?;
+    let tree = OpenTree::open(dir)?;
     walk(&tree, limit, size)?;
-    match Package::read(&tree) {
+    match PackageInfo::read(&tree) {
         Ok(package) => listed(&tree, &package)?,
         Err(Undescribed::Path(path)) => return Err(PackageRefused::Path(path)),
         Err(Undescribed::EntryPoints(error)) => return Err(PackageRefused::EntryPoints(error.to_string())),
@@ -91,9 +91,9 @@ pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), Package
     // Last: until here the files could have been somebody else's, too.
     tree.walk(&mut |met| {
         let mode = match met.kind {
-            Kind::Directory => 0o755,
-            Kind::File(_) => tree::mode_for_all(met.stat.st_mode),
-            Kind::Link | Kind::Other => return Ok(()),
+            EntryKind::Directory => 0o755,
+            EntryKind::File(_) => tree::mode_for_all(met.stat.st_mode),
+            EntryKind::Link | EntryKind::Other => return Ok(()),
         };
         if met.stat.st_mode & 0o7777 != mode {
             met.set_mode(mode)?;
@@ -103,23 +103,23 @@ pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), Package
 }
 
 /// Refuses links that lead out, files with a name elsewhere, what is no file, and too much of it all.
-fn walk(tree: &Tree, limit: u64, size: u64) -> Result<(), PackageRefused> {
+fn walk(tree: &OpenTree, limit: u64, size: u64) -> Result<(), PackageRefused> {
     let (mut bytes, mut names) = (0, HashMap::new());
     tree.walk(&mut |met| {
         match met.kind {
-            Kind::File(len) => {
+            EntryKind::File(len) => {
                 bytes += len;
                 if met.stat.st_nlink > 1 {
                     let file = (met.stat.st_dev, met.stat.st_ino);
                     names.entry(file).or_insert((0, met.stat.st_nlink, met.way.clone())).0 += 1;
                 }
             }
-            Kind::Link if tree.leads_out(met.way)? => {
+            EntryKind::Link if tree.leads_out(met.way)? => {
                 let (link, target) = (met.way.path().to_owned(), tree.target(met.way)?);
                 return Err(PackageRefused::Link { link, target });
             }
-            Kind::Other => return Err(PackageRefused::Special(met.way.path().to_owned())),
-            Kind::Link | Kind::Directory => {}
+            EntryKind::Other => return Err(PackageRefused::Special(met.way.path().to_owned())),
+            EntryKind::Link | EntryKind::Directory => {}
         }
         if bytes > limit { Err(PackageRefused::Bomb { limit, size }) } else { Ok(()) }
     })?;
@@ -131,12 +131,12 @@ fn walk(tree: &Tree, limit: u64, size: u64) -> Result<(), PackageRefused> {
 
 /// Refuses a list that says of a link, or of what lies behind one, that it is a file. What is missing is found when the
 /// package is checked.
-fn listed(tree: &Tree, package: &Package) -> Result<(), PackageRefused> {
-    let is_link = |way: &Way| tree.kind(way).is_ok_and(|kind| kind == Kind::Link);
-    for Listed { way, entry } in &package.listed {
+fn listed(tree: &OpenTree, package: &PackageInfo) -> Result<(), PackageRefused> {
+    let is_link = |way: &PlainPath| tree.kind(way).is_ok_and(|kind| kind == EntryKind::Link);
+    for ListedFile { way, entry } in &package.listed {
         let patched = entry.prefix_placeholder.is_some();
         let is_other = match tree.kind(way) {
-            Ok(kind) => kind == Kind::Link && (entry.path_type != PathType::SoftLink || patched),
+            Ok(kind) => kind == EntryKind::Link && (entry.path_type != PathType::SoftLink || patched),
             Err(_) => way.parents().any(|parent| is_link(&parent)),
         };
         if is_other {

@@ -26,9 +26,9 @@ use sha2::{Digest, Sha256};
 
 use super::arrange::{self, Arranged, Item, What};
 use super::fetch::CachedPackage;
-use super::package::{Listed, RECORDS, WORKSHOP};
+use super::package::{ListedFile, RECORDS, WORKSHOP};
 use super::tell::Teller;
-use super::tree::{self, Tree, Way};
+use super::tree::{self, OpenTree, PlainPath};
 use super::{Advise, Done, disk, failed};
 
 /// How many files a thread takes at a time.
@@ -73,7 +73,7 @@ pub(crate) fn link(plan: &Plan<'_>, teller: &Arc<Teller>) -> Result<(), Unlinked
     }
     let python = python(plan).map_err(Unlinked::Otherwise)?;
     let arranged = arrange::arrange(plan.packages, python.as_ref()).map_err(Unlinked::Otherwise)?;
-    let tree = Tree::open(plan.prefix).map_err(trouble)?;
+    let tree = OpenTree::open(plan.prefix).map_err(trouble)?;
     let site = Site::new(plan, &tree, python, &arranged, teller).map_err(trouble)?;
     let records = site.everything(&arranged.items)?;
     site.judge_links(&arranged.items).map_err(Unlinked::Otherwise)?;
@@ -106,7 +106,7 @@ fn python(plan: &Plan<'_>) -> Done<Option<PythonInfo>> {
 /// An environment that is being made.
 struct Site<'a> {
     plan: &'a Plan<'a>,
-    tree: &'a Tree,
+    tree: &'a OpenTree,
     python: Option<PythonInfo>,
     /// The prefix, as it is written into files.
     here: String,
@@ -126,7 +126,7 @@ type Placed = (usize, PathsEntry);
 impl<'a> Site<'a> {
     fn new(
         plan: &'a Plan<'a>,
-        tree: &'a Tree,
+        tree: &'a OpenTree,
         python: Option<PythonInfo>,
         arranged: &Arranged<'_>,
         teller: &'a Arc<Teller>,
@@ -150,7 +150,7 @@ impl<'a> Site<'a> {
         };
         teller.mark(site.progress("", false));
         let directories =
-            [RECORDS].into_iter().filter_map(Way::of).chain(arranged.directories.iter().cloned());
+            [RECORDS].into_iter().filter_map(PlainPath::of).chain(arranged.directories.iter().cloned());
         for way in directories {
             tree.make_directory(&way)?;
         }
@@ -241,7 +241,13 @@ impl<'a> Site<'a> {
         }
     }
 
-    fn file(&self, from: &Tree, item: &Item<'_>, listed: &Listed, entry: &mut PathsEntry) -> io::Result<()> {
+    fn file(
+        &self,
+        from: &OpenTree,
+        item: &Item<'_>,
+        listed: &ListedFile,
+        entry: &mut PathsEntry,
+    ) -> io::Result<()> {
         let source = from.file(&listed.way)?;
         if let Some(placeholder) = &listed.entry.prefix_placeholder {
             let stamp = self.stamps[item.package];
@@ -268,7 +274,7 @@ impl<'a> Site<'a> {
     /// Writes a file with the prefix in the place of what stands for it.
     fn patched(
         &self,
-        way: &Way,
+        way: &PlainPath,
         mut source: File,
         placeholder: &str,
         mode: FileMode,
@@ -288,7 +294,7 @@ impl<'a> Site<'a> {
     }
 
     /// Writes a program that calls a function of a package.
-    fn program(&self, way: &Way, entry_point: &EntryPoint) -> io::Result<PathsEntry> {
+    fn program(&self, way: &PlainPath, entry_point: &EntryPoint) -> io::Result<PathsEntry> {
         let python = self.python.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let text = python_entry_point_template(&self.here, false, entry_point, python);
         let mut file = self.tree.make_file(way)?;
@@ -347,14 +353,14 @@ impl<'a> Site<'a> {
 
     /// Writes a file of the environment's own.
     fn write(&self, path: PathBuf, bytes: &[u8]) -> io::Result<()> {
-        let mut file = self.tree.make_file(&Way::of(path).ok_or(io::ErrorKind::InvalidFilename)?)?;
+        let mut file = self.tree.make_file(&PlainPath::of(path).ok_or(io::ErrorKind::InvalidFilename)?)?;
         file.write_all(bytes)?;
         file.set_permissions(Permissions::from_mode(0o644))
     }
 }
 
 /// What the record of a package says of a file.
-fn recorded(way: &Way, listed: &Listed) -> PathsEntry {
+fn recorded(way: &PlainPath, listed: &ListedFile) -> PathsEntry {
     let entry = &listed.entry;
     PathsEntry {
         relative_path: way.path().to_owned(),
@@ -376,16 +382,16 @@ fn finish(file: &File, mode: u32, changed: SystemTime) -> io::Result<()> {
 
 /// A moment after all files of a package were made, the same each time: their description is written last.
 fn stamp(package: &CachedPackage) -> SystemTime {
-    let about = Way::of("info/about.json").and_then(|way| package.whole.tree.file(&way).ok());
+    let about = PlainPath::of("info/about.json").and_then(|way| package.whole.tree.file(&way).ok());
     let made = about.and_then(|file| file.metadata().ok()?.modified().ok());
     let made = made.or_else(|| package.whole.tree.changed().ok());
     made.unwrap_or(SystemTime::UNIX_EPOCH) + Duration::from_secs(1)
 }
 
 /// Whether files in the tree can share their blocks.
-fn clones(tree: &Tree) -> bool {
+fn clones(tree: &OpenTree) -> bool {
     let try_it = || -> io::Result<()> {
-        let ways = ["one", "two"].map(|name| Way::of(Path::new(WORKSHOP).join(name)));
+        let ways = ["one", "two"].map(|name| PlainPath::of(Path::new(WORKSHOP).join(name)));
         let [Some(one), Some(two)] = ways else { return Err(io::ErrorKind::InvalidFilename.into()) };
         let _ = (tree.remove(&one), tree.remove(&two)); // of an attempt before
         tree.make_file(&one)?.write_all(b"to be shared")?;

@@ -3,8 +3,8 @@
 //! Owns every way in which the engine touches what a package holds and what an environment consists of: looking,
 //! reading, walking, making. Hides descriptors, and how the kernel is made to stay in a directory.
 //!
-//! Invariants: a [`Way`] consists of plain names. No link is followed on a way, and none at its end; only
-//! [`Tree::leads_out`] and what reads for people follow links, and only those that the kernel finds to stay in the tree.
+//! Invariants: a [`PlainPath`] consists of plain names. No link is followed on a way, and none at its end; only
+//! [`OpenTree::leads_out`] and what reads for people follow links, and only those that the kernel finds to stay in the tree.
 //! Only regular files are read. Nothing is made in the place of something that is there. Modes are changed by descriptor.
 
 use std::ffi::{OsStr, OsString};
@@ -27,11 +27,11 @@ const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
 
 /// A relative path of plain names, at least one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Way(PathBuf);
+pub(crate) struct PlainPath(PathBuf);
 
-impl Way {
+impl PlainPath {
     /// The way that a path describes: `./a//b` is `a/b`. `None` for a path that is absolute, is empty or has `..`.
-    pub(crate) fn of(path: impl AsRef<Path>) -> Option<Way> {
+    pub(crate) fn of(path: impl AsRef<Path>) -> Option<PlainPath> {
         let mut way = PathBuf::new();
         for part in path.as_ref().components() {
             match part {
@@ -40,7 +40,7 @@ impl Way {
                 _ => return None,
             }
         }
-        (!way.as_os_str().is_empty()).then_some(Way(way))
+        (!way.as_os_str().is_empty()).then_some(PlainPath(way))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -53,13 +53,13 @@ impl Way {
     }
 
     /// The directory that it is in; `None` at the top.
-    pub(crate) fn parent(&self) -> Option<Way> {
-        self.0.parent().and_then(Way::of)
+    pub(crate) fn parent(&self) -> Option<PlainPath> {
+        self.0.parent().and_then(PlainPath::of)
     }
 
     /// All directories that it is in, the nearest first.
-    pub(crate) fn parents(&self) -> impl Iterator<Item = Way> {
-        std::iter::successors(self.parent(), Way::parent)
+    pub(crate) fn parents(&self) -> impl Iterator<Item = PlainPath> {
+        std::iter::successors(self.parent(), PlainPath::parent)
     }
 
     fn name(&self) -> &OsStr {
@@ -69,7 +69,7 @@ impl Way {
 
 /// What is at the end of a way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     /// A regular file of this length, in bytes.
     File(u64),
     /// A symbolic link.
@@ -83,9 +83,9 @@ pub(crate) enum Kind {
 /// Something that a walk met.
 pub(crate) struct Met<'a> {
     /// Where it is.
-    pub(crate) way: &'a Way,
+    pub(crate) way: &'a PlainPath,
     /// What it is.
-    pub(crate) kind: Kind,
+    pub(crate) kind: EntryKind,
     /// What the system knows of it.
     pub(crate) stat: &'a Stat,
     handle: &'a OwnedFd,
@@ -100,12 +100,12 @@ impl Met<'_> {
 
 /// A directory that is open.
 #[derive(Debug)]
-pub(crate) struct Tree(OwnedFd);
+pub(crate) struct OpenTree(OwnedFd);
 
-impl Tree {
+impl OpenTree {
     /// Opens the directory at `path`, which is no link; the directories above it are trusted.
-    pub(crate) fn open(path: &Path) -> io::Result<Tree> {
-        agent_fs::open_directory(path).map(Tree)
+    pub(crate) fn open(path: &Path) -> io::Result<OpenTree> {
+        agent_fs::open_directory(path).map(OpenTree)
     }
 
     /// When something was last made or removed at its top.
@@ -114,36 +114,36 @@ impl Tree {
     }
 
     /// What is there.
-    pub(crate) fn kind(&self, way: &Way) -> io::Result<Kind> {
+    pub(crate) fn kind(&self, way: &PlainPath) -> io::Result<EntryKind> {
         let handle = open_beneath(&self.0, way.path(), LOOK, Mode::empty(), Links::Never)?;
         Ok(kind(&rustix::fs::fstat(handle)?))
     }
 
     /// Opens a regular file for reading.
-    pub(crate) fn file(&self, way: &Way) -> io::Result<File> {
+    pub(crate) fn file(&self, way: &PlainPath) -> io::Result<File> {
         agent_fs::open_file_beneath(&self.0, way.path())
     }
 
     /// The content of a file of at most `most` bytes.
     pub(crate) fn read(&self, way: impl AsRef<Path>, most: u64) -> io::Result<Vec<u8>> {
-        let way = Way::of(way).ok_or(io::ErrorKind::InvalidFilename)?;
+        let way = PlainPath::of(way).ok_or(io::ErrorKind::InvalidFilename)?;
         whole(self.file(&way)?, most)
     }
 
     /// The same, through links that stay in the tree.
-    pub(crate) fn read_through(&self, way: &Way, most: u64) -> io::Result<Vec<u8>> {
+    pub(crate) fn read_through(&self, way: &PlainPath, most: u64) -> io::Result<Vec<u8>> {
         agent_fs::read_beneath(&self.0, way.path(), most)
     }
 
     /// The names in a directory, sorted, through links that stay in the tree; none if there is no such directory.
-    pub(crate) fn names_through(&self, way: &Way) -> Vec<OsString> {
+    pub(crate) fn names_through(&self, way: &PlainPath) -> Vec<OsString> {
         let mut names = agent_fs::names_beneath(&self.0, way.path()).unwrap_or_default();
         names.sort();
         names
     }
 
     /// The text of a link.
-    pub(crate) fn target(&self, way: &Way) -> io::Result<PathBuf> {
+    pub(crate) fn target(&self, way: &PlainPath) -> io::Result<PathBuf> {
         let handle = open_beneath(&self.0, way.path(), LOOK, Mode::empty(), Links::Never)?;
         let text = rustix::fs::readlinkat(&handle, c"", Vec::new())?;
         Ok(OsStr::from_bytes(text.to_bytes()).into())
@@ -151,7 +151,7 @@ impl Tree {
 
     /// Whether the link there leads out of the tree, over whatever other links, or nowhere for ever. Of a link to
     /// something that is missing, the text decides: it must be asked again once that is there.
-    pub(crate) fn leads_out(&self, way: &Way) -> io::Result<bool> {
+    pub(crate) fn leads_out(&self, way: &PlainPath) -> io::Result<bool> {
         match open_beneath(&self.0, way.path(), OFlags::PATH, Mode::empty(), Links::Inside) {
             Ok(_) => Ok(false),
             Err(Errno::XDEV | Errno::LOOP) => Ok(true),
@@ -170,39 +170,39 @@ impl Tree {
     }
 
     /// Makes a directory, unless it is there; its parent is there.
-    pub(crate) fn make_directory(&self, way: &Way) -> io::Result<()> {
+    pub(crate) fn make_directory(&self, way: &PlainPath) -> io::Result<()> {
         match rustix::fs::mkdirat(self.parent(way)?, way.name(), Mode::from_raw_mode(0o755)) {
-            Err(Errno::EXIST) if self.kind(way)? == Kind::Directory => Ok(()),
+            Err(Errno::EXIST) if self.kind(way)? == EntryKind::Directory => Ok(()),
             made => Ok(made?),
         }
     }
 
     /// Makes an empty file, for its owner alone so far.
-    pub(crate) fn make_file(&self, way: &Way) -> io::Result<File> {
+    pub(crate) fn make_file(&self, way: &PlainPath) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         Ok(open_beneath(&self.0, way.path(), flags, Mode::from_raw_mode(0o600), Links::Never)?.into())
     }
 
     /// Makes a symbolic link with this text.
-    pub(crate) fn make_link(&self, way: &Way, text: &Path) -> io::Result<()> {
+    pub(crate) fn make_link(&self, way: &PlainPath, text: &Path) -> io::Result<()> {
         Ok(rustix::fs::symlinkat(text, self.parent(way)?, way.name())?)
     }
 
     /// Gives an open file another name, which is in this tree.
-    pub(crate) fn make_name(&self, way: &Way, of: &File) -> io::Result<()> {
+    pub(crate) fn make_name(&self, way: &PlainPath, of: &File) -> io::Result<()> {
         let (here, follow) = (rustix::fs::CWD, AtFlags::SYMLINK_FOLLOW); // what is followed is the descriptor
         Ok(rustix::fs::linkat(here, place(of), self.parent(way)?, way.name(), follow)?)
     }
 
     /// Removes something that is no directory.
-    pub(crate) fn remove(&self, way: &Way) -> io::Result<()> {
+    pub(crate) fn remove(&self, way: &PlainPath) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(self.parent(way)?, way.name(), AtFlags::empty())?)
     }
 
     /// The directory that something is in.
-    fn parent(&self, way: &Way) -> io::Result<OwnedFd> {
+    fn parent(&self, way: &PlainPath) -> io::Result<OwnedFd> {
         let parent = way.parent();
-        let path = parent.as_ref().map_or(Path::new(""), Way::path);
+        let path = parent.as_ref().map_or(Path::new(""), PlainPath::path);
         Ok(open_beneath(&self.0, path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty(), Links::Never)?)
     }
 }
@@ -211,7 +211,7 @@ impl Tree {
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let removed = match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Tree::open(path)?.walk::<io::Error>(&mut |_| Ok(()))?;
+            OpenTree::open(path)?.walk::<io::Error>(&mut |_| Ok(()))?;
             std::fs::remove_dir_all(path)
         }
         removed => removed,
@@ -227,12 +227,12 @@ pub(crate) fn mode_for_all(mode: u32) -> u32 {
     if mode & 0o111 == 0 { 0o644 } else { 0o755 }
 }
 
-fn kind(stat: &Stat) -> Kind {
+fn kind(stat: &Stat) -> EntryKind {
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Kind::File(u64::try_from(stat.st_size).unwrap_or(0)),
-        FileType::Symlink => Kind::Link,
-        FileType::Directory => Kind::Directory,
-        _ => Kind::Other,
+        FileType::RegularFile => EntryKind::File(u64::try_from(stat.st_size).unwrap_or(0)),
+        FileType::Symlink => EntryKind::Link,
+        FileType::Directory => EntryKind::Directory,
+        _ => EntryKind::Other,
     }
 }
 
@@ -253,7 +253,7 @@ fn chmod(handle: &OwnedFd, mode: u32) -> io::Result<()> {
 
 fn walk<E: From<io::Error>>(
     dir: &OwnedFd,
-    way: Option<&Way>,
+    way: Option<&PlainPath>,
     depth: usize,
     visit: &mut dyn FnMut(&Met<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -266,10 +266,10 @@ fn walk<E: From<io::Error>>(
             opened => opened.map_err(io::Error::from)?,
         };
         let stat = rustix::fs::fstat(&handle).map_err(io::Error::from)?;
-        let below = Way(way.map_or_else(|| PathBuf::from(&name), |way| way.0.join(&name)));
+        let below = PlainPath(way.map_or_else(|| PathBuf::from(&name), |way| way.0.join(&name)));
         let kind = kind(&stat);
         visit(&Met { way: &below, kind, stat: &stat, handle: &handle })?;
-        if kind == Kind::Directory {
+        if kind == EntryKind::Directory {
             walk(&enter(&handle)?, Some(&below), depth + 1, visit)?;
         }
     }
@@ -311,17 +311,17 @@ mod tests {
 
     use super::*;
 
-    fn way(path: &str) -> Way {
-        Way::of(path).unwrap()
+    fn way(path: &str) -> PlainPath {
+        PlainPath::of(path).unwrap()
     }
 
     /// A tree with a file, and a secret beside it.
-    fn bench() -> (tempfile::TempDir, Tree) {
+    fn bench() -> (tempfile::TempDir, OpenTree) {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir_all(temp.path().join("tree/d")).unwrap();
         fs::write(temp.path().join("secret"), "secret").unwrap();
         fs::write(temp.path().join("tree/d/a"), "a").unwrap();
-        let tree = Tree::open(&temp.path().join("tree")).unwrap();
+        let tree = OpenTree::open(&temp.path().join("tree")).unwrap();
         (temp, tree)
     }
 
@@ -331,7 +331,7 @@ mod tests {
             assert_eq!(way(path).path(), Path::new(names), "{path}");
         }
         for path in ["", ".", "./", "/", "/a", "..", "a/..", "a/../b", "./../a"] {
-            assert_eq!(Way::of(path), None, "{path}");
+            assert_eq!(PlainPath::of(path), None, "{path}");
         }
         assert!(way("./conda-meta/x").is_in("conda-meta") && !way("conda-meta2").is_in("conda-meta"));
         assert_eq!(way("a/b/c").parents().collect::<Vec<_>>(), [way("a/b"), way("a")]);
@@ -401,12 +401,12 @@ mod tests {
         let mut met = Vec::new();
         tree.walk::<io::Error>(&mut |found| {
             met.push((found.way.clone(), found.kind));
-            if found.kind == Kind::File(1) { found.set_mode(0o4755) } else { Ok(()) }
+            if found.kind == EntryKind::File(1) { found.set_mode(0o4755) } else { Ok(()) }
         })
         .unwrap();
         met.sort_by(|a, b| a.0.cmp(&b.0));
-        let expected =
-            [("d", Kind::Directory), ("d/a", Kind::File(1)), ("d/out", Kind::Link)].map(|(n, k)| (way(n), k));
+        let expected = [("d", EntryKind::Directory), ("d/a", EntryKind::File(1)), ("d/out", EntryKind::Link)]
+            .map(|(n, k)| (way(n), k));
         assert_eq!(met, expected);
         assert_eq!(at("d/a").metadata().unwrap().mode() & 0o7777, 0o4755);
         remove(&at("")).unwrap();

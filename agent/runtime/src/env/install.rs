@@ -96,10 +96,12 @@ impl Installer {
         }
         let list = workspace.prefix().join(LIST);
         let text = wanted.lines.join("\n") + "\n";
-        // An interpreter that the user named has run here: what has this name may lead anywhere.
-        let write = || agent_fs::make_anew(workspace.prefix(), LIST, 0o644)?.write_all(text.as_bytes());
-        let written = failpoint::hit("env.requirements.write").and_then(|()| write());
-        written.map_err(AcquireError::io("write", &list))?;
+        let write = || {
+            failpoint::hit("env.requirements.write")?;
+            // An interpreter that the user named has run here: what has this name may lead anywhere.
+            agent_fs::make_anew(workspace.prefix(), LIST, 0o644)?.write_all(text.as_bytes())
+        };
+        write().map_err(AcquireError::io("write", &list))?;
         let before = dists::dists(workspace.prefix());
         workspace.say(&format!("{INSTALL}: {}", wanted.lines.join(", ")));
         workspace.tell(Progress::of(Phase::Pip, ""));
