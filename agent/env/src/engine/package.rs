@@ -2,8 +2,8 @@
 //!
 //! Owns the reading of `info/`, in its two formats. Hides them.
 //!
-//! Invariants: nothing is read through a link; a listed path is a [`PlainPath`] that the engine has no use of its own for, so
-//! that whoever links it can rely on that.
+//! Invariants: nothing is read through a link; a listed path is a [`PlainPath`] that the engine has no use of its own
+//! for, so that whoever links it can rely on that.
 
 use std::io;
 use std::path::{Path, PathBuf};

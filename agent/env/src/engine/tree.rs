@@ -4,8 +4,9 @@
 //! reading, walking, making. Hides descriptors, and how the kernel is made to stay in a directory.
 //!
 //! Invariants: a [`PlainPath`] consists of plain names. No link is followed on a way, and none at its end; only
-//! [`OpenTree::leads_out`] and what reads for people follow links, and only those that the kernel finds to stay in the tree.
-//! Only regular files are read. Nothing is made in the place of something that is there. Modes are changed by descriptor.
+//! [`OpenTree::leads_out`] and what reads for people follow links, and only those that the kernel finds to stay in the
+//! tree. Only regular files are read. Nothing is made in the place of something that is there. Modes are changed by
+//! descriptor.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
