@@ -6,6 +6,7 @@
 //! | `links` | what a job puts in the place of its files, before, while and after the daemon looks |
 //! | `containers` | images and jobs in containers against the supervisor, the machine and other containers |
 //! | `users` | whom jobs and builders run as, and what they reach of others; secrets |
+//! | `builds` | what packages, interpreters and builders leave where environments are made |
 //! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
 //! | `own` | a user's own daemon: what hides from it |
 //! | `ports` | who takes the daemon's place at its port |
@@ -17,6 +18,7 @@
 //! with `--full`.
 
 mod beside;
+mod builds;
 mod containers;
 mod links;
 mod own;
@@ -35,6 +37,7 @@ fn rows() -> Vec<&'static Row> {
         containers::ROWS,
         quotas::ROWS,
         users::ROWS,
+        builds::ROWS,
         split::ROWS,
         own::ROWS,
         ports::ROWS,
@@ -51,7 +54,9 @@ pub(crate) fn suite() -> Suite {
         rows: rows(),
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
-        merge: Merge::Rows(&["L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "O1", "O3", "O4", "A1"]),
+        merge: Merge::Rows(&[
+            "L1", "L2", "C1", "C2", "U1", "U2", "U10", "H1", "H2", "H3", "O1", "O3", "O4", "A1",
+        ]),
         long: &[],
     }
 }

@@ -61,12 +61,15 @@ class Link:
 
     path: str
     target: str
+    #: What its entry in `paths.json` claims differently; `None` leaves a key out.
+    claims: dict[str, Any] = field(default_factory=dict)
 
     @property
     def listing(self) -> dict[str, Any]:
         """Its entry in `paths.json`."""
         digest = hashlib.sha256(b"").hexdigest()
-        return {"_path": self.path, "path_type": "softlink", "sha256": digest, "size_in_bytes": 0}
+        entry = {"_path": self.path, "path_type": "softlink", "sha256": digest, "size_in_bytes": 0}
+        return {key: value for key, value in {**entry, **self.claims}.items() if value is not None}
 
 
 def text(path: str, content: str, mode: int = 0o644) -> File:

@@ -193,6 +193,88 @@ def hostile() -> list[Package]:
     ]
 
 
+def leading_out(target: str) -> str:
+    """A link's text that seems to stay beside `d/l1`, a link to its own directory, and leads to `/target`."""
+    return "l1/" * 14 + "../" * 14 + target
+
+
+#: Tells who runs an activation script, and tries to change the environment.
+WITNESS = """id -u >/var/tmp/agent-env-witnessing/uid
+cat /proc/self/status >/var/tmp/agent-env-witnessing/status
+touch "$CONDA_PREFIX/planted" 2>/dev/null
+export WITNESSED=yes
+"""
+
+
+def over_links() -> list[Package]:
+    """Packages whose links lead out of their prefix over other links: to a secret, and to a folder of programs."""
+    step = Link("d/l1", ".")
+    secret = leading_out("tmp/agent-env-victim/secret")
+    read_through = {
+        "path_type": "hardlink",
+        "prefix_placeholder": "/opt/never",
+        "file_mode": "text",
+        "size_in_bytes": None,
+    }
+    return [
+        Package("python", "3.9.0", (text("share/empty-python", "1\n"),), build="empty_0"),
+        Package(
+            "python",
+            "3.8.0",
+            (text("share/astray-python", "1\n"),),
+            ("innocent",),
+            build="astray_0",
+            claims={"python_site_packages_path": "../../../../../../tmp/agent-env-victim/bin"},
+        ),
+        Package("innocent", "1.0", (text("share/innocent", "1\n"), Link("d/l1", "."), Link("d/up", "l1/../d"))),
+        Package("leak", "1.0", (step, Link("d/l2", secret, read_through))),
+        Package("leak-old", "1.0", (step, Link("d/l2", secret, read_through)), ending=".tar.bz2"),
+        Package("leak-copied", "1.0", (step, Link("d/l2", secret, {"path_type": "hardlink"}))),
+        Package("pointing", "1.0", (step, Link("d/l2", secret))),
+        Package("unlisted", "1.0", (step, Link("d/l2", secret, {"_path": "share/other"}))),
+        Package("layered", "1.0", (text("share/layered", "another of the same name\n"),)),
+        Package("half-a", "1.0", (step,)),
+        Package("half-b", "1.0", (Link("d/l2", secret),), ("half-a",)),
+        Package(
+            "dotted-record",
+            "1.0",
+            (step, Link("conda-meta/dotted.json", f"../d/{secret}", {"_path": "./conda-meta/dotted.json"})),
+        ),
+        Package(
+            "doubled-record",
+            "1.0",
+            (step, Link("conda-meta/doubled.json", f"../d/{secret}", {"_path": "conda-meta//doubled.json"})),
+        ),
+        Package(
+            "linked-meta",
+            "1.0",
+            (step, Link("d/m", "../conda-meta"), Link("d/m/x.json", secret, {"_path": "d/m/x.json"})),
+        ),
+        Package("linked-bin", "1.0", (step, Link("bin", f"d/{leading_out('tmp/agent-env-victim/bin')}"))),
+        Package("inner-bin", "1.0", (text("share/tools/tool", "1\n"), Link("bin", "share/tools"))),
+        Package(
+            "planting",
+            "1.0",
+            (text("site-packages/planting.py", "def main(): pass\n"),),
+            ("python",),
+            subdir="noarch",
+            noarch="python",
+            entry_points=("planted = planting:main",),
+        ),
+        Package("witnessing", "1.0", (text("etc/conda/activate.d/witness.sh", WITNESS),)),
+        Package("filled-bin", "1.0", (script("bin/planted", "#!/bin/sh\n"),)),
+        Package(
+            "odd-modes",
+            "1.0",
+            (
+                File("share/odd-modes/open", b"1\n", mode=0o666),
+                File("share/odd-modes/closed", b"1\n", mode=0o600),
+                File("share/odd-modes/program", b"#!/bin/sh\n", mode=0o4711),
+            ),
+        ),
+    ]
+
+
 def many() -> list[Package]:
     """What takes a moment: a package of many files, one of some megabytes, and a set of small packages."""
     noise = random.Random(7)
@@ -255,6 +337,7 @@ def channels() -> dict[str, tuple[list[Package], tuple[str, ...]]]:
         "main": (main, usual),
         "second": (second(), usual),
         "odd": (odd(), usual),
+        "links": (over_links(), usual),
         "incomplete": ([Package("lonely", "1.0", (text("share/lonely", "1\n"),))], ("linux-64",)),
         "empty": ([], usual),
     }

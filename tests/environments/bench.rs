@@ -14,8 +14,8 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use agent_env::{
-    Build, Built, Channel, EngineEvent, EngineRequest, Failure, FailureKind, Platform, Priority, Spec, Sweep,
-    Task, VERSION,
+    Activation, Build, Built, Channel, EngineEvent, EngineRequest, Failure, FailureKind, Platform, Priority,
+    Spec, Sweep, Task, VERSION,
 };
 use agent_tests::channel::{self, Server};
 
@@ -179,6 +179,16 @@ impl Room {
         let wish = self.wish(url, specs);
         let built = self.build(&wish).built().clone();
         (wish.prefix, built)
+    }
+
+    /// Runs the activation scripts of an environment.
+    #[track_caller]
+    pub(crate) fn activate(&self, prefix: &Path) -> Activation {
+        let told = self.start(&Task::Activate { prefix: prefix.to_owned() }).finish();
+        match told.events.last() {
+            Some(EngineEvent::Activated(activation)) => activation.clone(),
+            other => panic!("it was not activated: {other:#?}"),
+        }
     }
 
     /// Sweeps the cache; how many bytes came free.

@@ -24,6 +24,12 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "P7", promise: "two packages with one file give the same environment each time", run: clash },
     Row { id: "P8", promise: "packages whose names lead elsewhere lead nowhere", run: names },
     Row { id: "P9", promise: "a lock makes the same again, and a strange one is refused", run: locks },
+    Row {
+        id: "P10",
+        promise: "a link over a link leads nowhere: nothing outside is read, written, or made readable",
+        run: over_links,
+    },
+    Row { id: "P11", promise: "a file of a package is for all to read and for nobody to write", run: modes },
 ];
 
 const ESCAPED: &str = "agent-env-escaped";
@@ -94,21 +100,28 @@ fn prefix_has_record(prefix: &Path, package: &str) -> bool {
 fn activation(tally: &mut Tally, _: &Scale) {
     let room = Room::new();
     let (prefix, built) = room.made(&tiny("main"), &["activated", "python"]);
+    tally.case("a build runs no script, and says that there is one", || {
+        assert!(built.has_scripts);
+        assert!(!built.activation.vars.contains_key("ACTIVATED_BY"), "{:#?}", built.activation);
+        assert_eq!(built.activation.path_entries, [prefix.join("bin")]);
+    });
+    let activation = room.activate(&prefix);
     tally.case("variables", || {
-        let here = prefix.display();
-        assert_eq!(built.vars.get("ACTIVATED_BY"), Some(&format!("script of {here}")), "{:#?}", built.vars);
-        assert_eq!(built.vars.get("ACTIVATED_VAR"), Some(&"from a list".to_owned()), "{:#?}", built.vars);
-        assert!(!built.vars.contains_key("PATH") && !built.vars.contains_key("HOME"), "{:#?}", built.vars);
+        let (vars, here) = (&activation.vars, prefix.display());
+        assert_eq!(vars.get("ACTIVATED_BY"), Some(&format!("script of {here}")), "{vars:#?}");
+        assert_eq!(vars.get("ACTIVATED_VAR"), Some(&"from a list".to_owned()), "{vars:#?}");
+        assert!(!vars.contains_key("PATH") && !vars.contains_key("HOME"), "{vars:#?}");
     });
     tally.case("the path", || {
-        assert!(built.path_entries.contains(&prefix.join("bin")), "{:#?}", built.path_entries);
-        assert!(built.path_entries.contains(&prefix.join("opt/activated/bin")), "{:#?}", built.path_entries);
-        let foreign: Vec<_> = built.path_entries.iter().filter(|path| !path.starts_with(&prefix)).collect();
+        let entries = &activation.path_entries;
+        assert!(entries.contains(&prefix.join("bin")), "{entries:#?}");
+        assert!(entries.contains(&prefix.join("opt/activated/bin")), "{entries:#?}");
+        let foreign: Vec<_> = entries.iter().filter(|path| !path.starts_with(&prefix)).collect();
         assert!(foreign.is_empty(), "{foreign:?}");
     });
     tally.case("without scripts", || {
         let (prefix, built) = room.made(&tiny("main"), &["linked"]);
-        assert!(built.path_entries.contains(&prefix.join("bin")), "{built:#?}");
+        assert!(built.activation.path_entries.contains(&prefix.join("bin")) && !built.has_scripts);
     });
 }
 
@@ -195,6 +208,106 @@ fn hostile(tally: &mut Tally, _: &Scale) {
             room.build(&room.wish(&tiny("main"), &[package])).failed(&[Refused]);
             assert_eq!(escaped(&room), Vec::<PathBuf>::new());
             room.made(&tiny("main"), &["linked"]);
+        });
+    }
+}
+
+/// What packages of the channel `links` lead to, if they get so far.
+struct Victim(PathBuf);
+
+impl Victim {
+    const SECRET: &[u8] = b"the secret of somebody else";
+
+    fn new() -> Victim {
+        let place = PathBuf::from("/tmp/agent-env-victim");
+        let _ = fs::remove_dir_all(&place);
+        fs::create_dir_all(place.join("bin")).expect("a directory");
+        fs::write(place.join("secret"), Victim::SECRET).expect("a file");
+        fs::set_permissions(place.join("secret"), fs::Permissions::from_mode(0o600)).expect("a mode");
+        Victim(place)
+    }
+
+    /// Nothing became of it, and nothing of it is in the room.
+    #[track_caller]
+    fn is_untouched(&self, room: &Room) {
+        assert_eq!(files(&self.0), [PathBuf::from("secret")], "something was written");
+        assert_eq!(mode(&self.0.join("secret")), 0o600, "it was made readable");
+        assert_eq!(holding(&room.home, Victim::SECRET), Vec::<PathBuf>::new(), "it was read");
+        let environments = room.home.join("environments");
+        let led = |path: &PathBuf| {
+            let path = environments.join(path);
+            path.is_symlink() && path.canonicalize().is_ok_and(|end| end.starts_with(&self.0))
+        };
+        let links: Vec<_> = files(&environments).into_iter().filter(led).collect();
+        assert_eq!(links, Vec::<PathBuf>::new(), "links lead there");
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn over_links(tally: &mut Tally, _: &Scale) {
+    let refused = [
+        "leak",
+        "leak-old",
+        "leak-copied",
+        "pointing",
+        "unlisted",
+        "dotted-record",
+        "doubled-record",
+        "linked-meta",
+        "half-a half-b",
+        "linked-bin",
+        "linked-bin planting",
+        "python=3.8 planting",
+    ];
+    for wanted in refused {
+        tally.case(wanted, || {
+            let (room, victim) = (Room::new(), Victim::new());
+            let specs: Vec<_> = wanted.split(' ').collect();
+            // Again with what the first left in the cache, where all of it is known.
+            for _ in 0..3 {
+                let told = room.build(&room.wish(&tiny("links"), &specs));
+                victim.is_untouched(&room);
+                told.failed(&[Refused, Damaged]);
+            }
+            room.made(&tiny("links"), &["innocent"]);
+        });
+    }
+    tally.case("links that stay inside are links", || {
+        let room = Room::new();
+        let (prefix, _) = room.made(&tiny("links"), &["innocent"]);
+        assert_eq!(fs::read_link(prefix.join("d/up")).expect("a link"), PathBuf::from("l1/../d"));
+        assert_eq!(prefix.join("d/up").canonicalize().expect("a way"), prefix.join("d"));
+    });
+    // What two packages ask for at one place is one of both, and never the one through the other.
+    for wanted in ["inner-bin planting", "filled-bin planting", "inner-bin filled-bin"] {
+        tally.case(wanted, || {
+            let room = Room::new();
+            let specs: Vec<_> = wanted.split(' ').collect();
+            let wish = room.wish(&tiny("links"), &specs);
+            let told = room.build(&wish);
+            assert!(told.built().files > 0 && told.said().contains("more than one package"), "{told:#?}");
+            assert!(!wish.prefix.join("share/tools/planted").exists(), "it was written through a link");
+        });
+    }
+}
+
+fn modes(tally: &mut Tally, _: &Scale) {
+    for hard_links in [false, true] {
+        tally.case(if hard_links { "linked" } else { "copied" }, || {
+            let room = Room::new();
+            let mut wish = room.wish(&tiny("links"), &["odd-modes"]);
+            wish.hard_links = hard_links;
+            room.build(&wish).built();
+            let modes = ["open", "closed", "program"].map(|name| {
+                let path = wish.prefix.join("share/odd-modes").join(name);
+                fs::symlink_metadata(path).expect("a file").permissions().mode() & 0o7777
+            });
+            assert_eq!(modes, [0o644, 0o644, 0o755]);
         });
     }
 }
@@ -288,6 +401,16 @@ fn locks(tally: &mut Tally, _: &Scale) {
         lines.reverse();
         let lock = format!("{head}# a comment\n\n@EXPLICIT\n{}\n\n", lines.join("\n"));
         assert_eq!(room.build(&room.wish_locked(&lock)).built().packages, built.packages);
+    });
+    tally.case("without digests it is the package of the address, and not of the name", || {
+        let (other, _) = room.made(&tiny("links"), &["layered"]);
+        let lock = format!("@EXPLICIT\n{}/linux-64/layered-1.0-0.conda\n", tiny("main"));
+        for _ in 0..2 {
+            let wish = room.wish_locked(&lock);
+            room.build(&wish).built();
+            assert_eq!(text(&wish.prefix, "share/layered"), "main\n");
+        }
+        assert_eq!(text(&other, "share/layered"), "another of the same name\n");
     });
     let refused: &[(&str, String, &[FailureKind])] = &[
         (

@@ -5,6 +5,7 @@
 //! Invariants: a task ends with exactly one event; threads that are still busy then are killed with the process.
 
 mod activate;
+mod arrange;
 mod build;
 mod cache;
 mod data;
@@ -15,6 +16,7 @@ mod inspect;
 mod link;
 mod net;
 pub(crate) mod orphan;
+mod package;
 mod probe;
 mod repodata;
 mod routes;
@@ -22,6 +24,7 @@ mod solve;
 mod specs;
 mod sweep;
 pub(crate) mod tell;
+mod tree;
 
 use std::sync::Arc;
 
@@ -59,6 +62,7 @@ pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> EngineEvent {
     let outcome = match task {
         Task::Probe => probe::probe().map(EngineEvent::Probed),
         Task::Build(build) => runtime.block_on(build::build(*build, teller.clone())).map(EngineEvent::Built),
+        Task::Activate { prefix } => activate::activate(&prefix, teller).map(EngineEvent::Activated),
         Task::Fetch(fetch) => runtime.block_on(data::fetch(*fetch, teller.clone())).map(EngineEvent::Fetched),
         Task::Upload(upload) => {
             runtime.block_on(data::upload::upload(*upload, teller.clone())).map(EngineEvent::Uploaded)

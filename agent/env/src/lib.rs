@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 /// Increased when an older engine would misunderstand a request.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What the engine is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +35,12 @@ pub enum Task {
     Probe,
     /// Build an environment. Answered by [`EngineEvent::Built`].
     Build(Box<Build>),
+    /// Run the activation scripts of an environment that was built: code of its packages, so this is no task for a
+    /// process that may more than who uses the environment. Answered by [`EngineEvent::Activated`].
+    Activate {
+        /// Where the environment is.
+        prefix: PathBuf,
+    },
     /// Remove packages that no environment needs from the package cache. Answered by [`EngineEvent::Swept`].
     Sweep(Sweep),
     /// Fetch data, unless it is known already. Answered by [`EngineEvent::Fetched`].
@@ -238,6 +244,8 @@ pub enum EngineEvent {
     },
     /// The environment is built, but for its marker and its pip part.
     Built(Built),
+    /// The activation scripts have run.
+    Activated(Activation),
     /// What the machine offers.
     Probed(Platform),
     /// The cache was swept.
@@ -310,16 +318,27 @@ impl Progress {
 pub struct Built {
     /// The version of its Python; `None` when it has none.
     pub python_version: Option<String>,
-    /// The variables that activating it sets, besides `PATH`.
-    pub vars: BTreeMap<String, String>,
-    /// The directories that activating it puts first on `PATH`.
-    pub path_entries: Vec<PathBuf>,
+    /// What activating it does, as far as that takes no script.
+    #[serde(flatten)]
+    pub activation: Activation,
+    /// It has activation scripts, which were not run: see [`Task::Activate`].
+    #[serde(default)]
+    pub has_scripts: bool,
     /// The explicit list that makes the same environment again.
     pub lock: String,
     /// How many packages it has.
     pub packages: u32,
     /// How many files were linked.
     pub files: u64,
+}
+
+/// What activating an environment does.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Activation {
+    /// The variables that it sets, besides `PATH`.
+    pub vars: BTreeMap<String, String>,
+    /// The directories that it puts first on `PATH`.
+    pub path_entries: Vec<PathBuf>,
 }
 
 /// Why a task failed.

@@ -2,16 +2,24 @@
 //!
 //! Owns the single run of the activation scripts, and the difference they make. Hides the shell.
 //!
-//! Invariants: scripts see only variables of their environment, and none of the daemon's; they end within their time
+//! Invariants: a build runs no script: the daemon has that done by a process of its own, as the user of builders where
+//! there is one. Scripts see only variables of their environment, and none of the daemon's; they end within their time
 //! limit, and every process they started is killed then; an environment that cannot be activated is still usable.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use agent_env::Activation;
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+
 use super::tell::Teller;
+use super::tree::{OpenTree, PlainPath};
+use super::{Done, disk};
 
 /// How long all scripts together may take.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -22,59 +30,66 @@ const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
 /// Variables that a shell changes by itself.
 const NOISE: &[&str] = &["_", "SHLVL", "PWD", "OLDPWD", "PATH", "HOME", "LANG", "BASH_EXECUTION_STRING"];
 
-/// The result of activating an environment.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Activation {
-    /// Variables other than `PATH`.
-    pub(crate) vars: BTreeMap<String, String>,
-    /// The directories that are first on `PATH`.
-    pub(crate) path_entries: Vec<PathBuf>,
-}
+/// Where the lists of variables and the scripts are.
+const LISTS: &str = "etc/conda/env_vars.d";
+const SCRIPTS: &str = "etc/conda/activate.d";
 
-/// Finds out which variables activating the environment at `prefix` sets.
-pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Activation {
-    let bin = prefix.join("bin");
+/// The largest list, in bytes.
+const LARGEST: u64 = 4 << 20;
+
+/// The variables that the environment at `prefix` sets without a script.
+pub(crate) fn without_scripts(prefix: &Path, teller: &Teller) -> io::Result<Activation> {
+    let tree = OpenTree::open(prefix)?;
     let mut vars = BTreeMap::from([
         ("CONDA_PREFIX".to_owned(), prefix.display().to_string()),
         ("CONDA_DEFAULT_ENV".to_owned(), prefix.display().to_string()),
     ]);
-    for file in listed(&prefix.join("etc/conda/env_vars.d"), "json") {
-        match std::fs::read_to_string(&file)
-            .map(|text| serde_json::from_str::<BTreeMap<String, String>>(&text))
-        {
+    for way in listed(&tree, LISTS, "json") {
+        let list = tree.read_through(&way, LARGEST);
+        let path = way.path().display();
+        match list.map(|text| serde_json::from_slice::<BTreeMap<String, String>>(&text)) {
             Ok(Ok(set)) => vars.extend(set.into_iter().filter(|(name, _)| is_name(name))),
-            Ok(Err(error)) => teller.say(format!("{} is not a list of variables: {error}", file.display())),
-            Err(error) => teller.say(format!("cannot read {}: {error}", file.display())),
+            Ok(Err(error)) => teller.say(format!("{path} is not a list of variables: {error}")),
+            Err(error) => teller.say(format!("cannot read {path}: {error}")),
         }
     }
-    let scripts = listed(&prefix.join("etc/conda/activate.d"), "sh");
-    let mut path_entries = vec![bin.clone()];
-    if !scripts.is_empty() {
-        let path = format!("{}:{SYSTEM_PATH}", bin.display());
-        match run(&scripts, prefix, &path, &vars) {
-            Ok((after, said)) => {
-                said.iter().for_each(|line| teller.say(format!("activation: {line}")));
-                path_entries = entries(after.get("PATH").map_or(path.as_str(), String::as_str), &bin);
-                vars.extend(
-                    after.into_iter().filter(|(name, _)| is_name(name) && !NOISE.contains(&name.as_str())),
-                );
-            }
-            Err(why) => teller.say(format!("the {} activation scripts are left out: {why}", scripts.len())),
+    Ok(Activation { vars, path_entries: vec![prefix.join("bin")] })
+}
+
+/// Whether the environment has scripts, which [`activate`] runs.
+pub(crate) fn has_scripts(prefix: &Path) -> io::Result<bool> {
+    Ok(!listed(&OpenTree::open(prefix)?, SCRIPTS, "sh").is_empty())
+}
+
+/// Runs the scripts of the environment at `prefix` to find out which variables activating it sets. They are code of
+/// packages, and run with the rights of this process.
+pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Done<Activation> {
+    let trouble = |error: io::Error| disk::trouble(prefix, "reading the environment", &error);
+    let Activation { mut vars, mut path_entries } = without_scripts(prefix, teller).map_err(trouble)?;
+    let tree = OpenTree::open(prefix).map_err(trouble)?;
+    let scripts: Vec<PathBuf> =
+        listed(&tree, SCRIPTS, "sh").iter().map(|way| prefix.join(way.path())).collect();
+    let bin = prefix.join("bin");
+    let path = format!("{}:{SYSTEM_PATH}", bin.display());
+    match run(&scripts, prefix, &path, &vars) {
+        Ok((after, said)) => {
+            said.iter().for_each(|line| teller.say(format!("activation: {line}")));
+            path_entries = entries(after.get("PATH").map_or(path.as_str(), String::as_str), &bin);
+            vars.extend(
+                after.into_iter().filter(|(name, _)| is_name(name) && !NOISE.contains(&name.as_str())),
+            );
         }
+        Err(why) => teller.say(format!("the {} activation scripts are left out: {why}", scripts.len())),
     }
-    Activation { vars, path_entries }
+    Ok(Activation { vars, path_entries })
 }
 
 /// The files of a directory with an extension, in the order in which conda runs them.
-fn listed(dir: &Path, extension: &str) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    let mut files: Vec<PathBuf> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e == extension))
-        .collect();
-    files.sort();
-    files
+fn listed(tree: &OpenTree, dir: &str, extension: &str) -> Vec<PlainPath> {
+    let Some(dir) = PlainPath::of(dir) else { return Vec::new() };
+    let names = tree.names_through(&dir).into_iter();
+    let names = names.filter(|name| Path::new(name).extension().is_some_and(|found| found == extension));
+    names.filter_map(|name| PlainPath::of(dir.path().join(name))).collect()
 }
 
 fn is_name(name: &str) -> bool {
@@ -147,17 +162,8 @@ fn run(
 fn end_within(mut child: Child, within: Duration) -> Result<(Vec<u8>, Vec<u8>, bool), String> {
     // Orphans of the child become children of this process, which can then kill them.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-    let reader = |pipe: Option<Box<dyn Read + Send>>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            if let Some(pipe) = pipe {
-                let _ = pipe.take(4 << 20).read_to_end(&mut bytes);
-            }
-            bytes
-        })
-    };
-    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _));
-    let said = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let out = Gathered::from(child.stdout.take());
+    let said = Gathered::from(child.stderr.take());
     let begun = Instant::now();
     let status = loop {
         match child.try_wait() {
@@ -171,14 +177,57 @@ fn end_within(mut child: Child, within: Duration) -> Result<(Vec<u8>, Vec<u8>, b
         let _ = child.wait();
     }
     end_leftovers();
-    let (out, said) = (out.join().unwrap_or_default(), said.join().unwrap_or_default());
+    let (out, said) = (out.end(), said.end());
     let status = status.ok_or_else(|| format!("they did not end within {} s", within.as_secs()))?;
     Ok((out, said, status))
 }
 
-/// Kills every child of this process, and their children, until none is left.
+/// The output of a child, read by a thread of its own.
+struct Gathered {
+    text: Arc<Mutex<Vec<u8>>>,
+    reader: std::thread::JoinHandle<()>,
+}
+
+impl Gathered {
+    /// The most that is kept, in bytes.
+    const MOST: usize = 4 << 20;
+
+    fn from(pipe: Option<impl Read + Send + 'static>) -> Gathered {
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let kept = text.clone();
+        let read = move || {
+            let Some(mut pipe) = pipe else { return };
+            let mut buffer = [0; 16 << 10];
+            while let Ok(length @ 1..) = pipe.read(&mut buffer) {
+                let mut kept = kept.lock();
+                let room = Gathered::MOST - kept.len();
+                kept.extend_from_slice(&buffer[..length.min(room)]);
+            }
+        };
+        Gathered { text, reader: std::thread::spawn(read) }
+    }
+
+    /// What there is now that the child has ended. Something that it started may have the pipe open, and is not waited
+    /// for.
+    fn end(self) -> Vec<u8> {
+        let begun = Instant::now();
+        while !self.reader.is_finished() && begun.elapsed() < Duration::from_millis(500) {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        std::mem::take(&mut *self.text.lock())
+    }
+}
+
+/// Whether the numbers that `/proc` has are those of this process: it shows another namespace to a builder.
+fn sees_itself() -> bool {
+    std::fs::read_link("/proc/self").is_ok_and(|own| own == Path::new(&std::process::id().to_string()))
+}
+
+/// Kills every child of this process, and their children, until none is left. Those of a builder end with it.
 fn end_leftovers() {
-    use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+    if !sees_itself() {
+        return;
+    }
     for _ in 0..100 {
         let own = std::process::id();
         let text = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
@@ -203,9 +252,6 @@ fn end_leftovers() {
 
 #[cfg(test)]
 mod tests {
-
-    use parking_lot::Mutex;
-
     use super::*;
 
     /// [`end_leftovers`] kills all children of the process, so also those of other tests.
@@ -233,7 +279,7 @@ mod tests {
             ("etc/conda/activate.d/20.sh", "export B=$A; export PATH=\"$CONDA_PREFIX/extra:$PATH\"\n"),
             ("etc/conda/activate.d/ignored.csh", "setenv C d\n"),
         ]);
-        let activation = activate(dir.path(), &Teller::to_stdout());
+        let activation = activate(dir.path(), &Teller::to_stdout()).unwrap();
         let own = dir.path().display().to_string();
         let expected: BTreeMap<String, String> = [
             ("A", "one two\nline"),
@@ -251,7 +297,9 @@ mod tests {
     #[test]
     fn test_a_path_without_scripts_is_the_own_directory() {
         let dir = prefix(&[]);
-        assert_eq!(activate(dir.path(), &Teller::to_stdout()).path_entries, [dir.path().join("bin")]);
+        assert!(!has_scripts(dir.path()).unwrap());
+        let plain = without_scripts(dir.path(), &Teller::to_stdout()).unwrap();
+        assert_eq!(plain.path_entries, [dir.path().join("bin")]);
         assert_eq!(entries("/usr/bin:relative::/bin", Path::new("/p/bin")), [PathBuf::from("/p/bin")]);
     }
 
@@ -267,5 +315,15 @@ mod tests {
             .unwrap();
         let error = end_within(child, Duration::from_millis(200)).unwrap_err();
         assert!(error.contains("did not end"), "{error}");
+    }
+
+    #[test]
+    fn test_what_keeps_the_output_open_is_not_waited_for() {
+        let (ours, mut theirs) = std::io::pipe().unwrap();
+        std::io::Write::write_all(&mut theirs, b"A=1").unwrap();
+        let begun = Instant::now();
+        assert_eq!(Gathered::from(Some(ours)).end(), b"A=1");
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        drop(theirs);
     }
 }

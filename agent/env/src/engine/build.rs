@@ -17,12 +17,13 @@ use agent_model::words::count;
 
 use super::cache::Cache;
 use super::fetch::{CachedPackage, Fetcher};
-use super::link::{self, Plan, Unlinked, WORKSHOP};
+use super::link::{self, Plan, Unlinked};
 use super::net::Net;
+use super::package::WORKSHOP;
 use super::tell::{Teller, busy};
-use super::{Advise, Done, activate, disk, explicit, failed, repodata, solve, specs};
+use super::{Advise, Done, activate, disk, explicit, failed, repodata, solve, specs, tree};
 
-/// Marks a prefix that was built here; without [`TAKEN`] it may be built again.
+/// Marks a prefix that was built here; without [`TAKEN`] it may be built again. No package may have a file there.
 const MARK: &str = "conda-meta/agent-env";
 
 /// Written by the daemon when it marks an environment ready.
@@ -32,7 +33,7 @@ const TAKEN: &str = "ready.json";
 pub(crate) async fn build(build: Build, teller: Arc<Teller>) -> Done<Built> {
     let begun = Instant::now();
     allow_many_files();
-    prepare(&build.prefix).await?;
+    prepare(&build.prefix)?;
     let cache = Cache::open(&build.cache)
         .map_err(|error| disk::trouble(&build.cache, "making the package cache", &error))?;
     let net = Arc::new(Net::of(&build)?);
@@ -46,18 +47,14 @@ pub(crate) async fn build(build: Build, teller: Arc<Teller>) -> Done<Built> {
     let fetcher = Fetcher::into_cache(cache.clone(), net, teller.clone(), build.offline);
     let held = fetcher.all(records).await.map_err(|failure| located(failure, &build))?;
     let fetched_at = begun.elapsed();
-    let held = join(&build, &cache, &fetcher, held, wanted, &teller).await?;
-    link::open_records(&build.prefix)
-        .map_err(|error| disk::trouble(&build.prefix, "opening the records of packages", &error))?;
+    let held = join(&build, &fetcher, held, &wanted, &teller).await?;
     teller.mark(busy(Phase::Check, ""));
     let linked_at = begun.elapsed();
-    let (prefix, told) = (build.prefix.clone(), teller.clone());
-    let activation = tokio::task::spawn_blocking(move || activate::activate(&prefix, &told))
-        .await
-        .map_err(|error| failed(FailureKind::Other, format!("activation: {error}")))?;
+    let finishing = |error| disk::trouble(&build.prefix, "finishing the environment", &error);
+    let activation = activate::without_scripts(&build.prefix, &teller).map_err(finishing)?;
     std::fs::write(build.prefix.join(MARK), b"")
-        .and_then(|()| std::fs::remove_dir_all(build.prefix.join(WORKSHOP)))
-        .map_err(|error| disk::trouble(&build.prefix, "finishing the environment", &error))?;
+        .and_then(|()| tree::remove(&build.prefix.join(WORKSHOP)))
+        .map_err(finishing)?;
     teller.say(format!(
         "{}: chosen after {:.2} s, in the cache after {:.2} s, linked after {:.2} s",
         count(held.len() as u64, "package"),
@@ -74,11 +71,11 @@ pub(crate) async fn build(build: Build, teller: Arc<Teller>) -> Done<Built> {
         .collect();
     Ok(Built {
         python_version: python.map(|held| held.record.package_record.version.to_string()),
-        vars: activation.vars,
-        path_entries: activation.path_entries,
+        has_scripts: activate::has_scripts(&build.prefix).map_err(finishing)?,
+        activation,
         lock: explicit::print(&build.platform.subdir, &packages),
         packages: u32::try_from(held.len()).unwrap_or(u32::MAX),
-        files: held.iter().map(|held| held.whole.files).sum(),
+        files: held.iter().map(|held| held.whole.package.listed.len() as u64).sum(),
     })
 }
 
@@ -90,7 +87,7 @@ fn allow_many_files() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-async fn prepare(prefix: &Path) -> Done<()> {
+fn prepare(prefix: &Path) -> Done<()> {
     let trouble = |error: std::io::Error| disk::trouble(prefix, "making the environment", &error);
     if !prefix.is_absolute() {
         return Err(failed(FailureKind::Spec, format!("{} is not an absolute path", prefix.display())));
@@ -108,14 +105,18 @@ async fn prepare(prefix: &Path) -> Done<()> {
     }
     std::fs::create_dir_all(prefix).map_err(trouble)?;
     let workshop = prefix.join(WORKSHOP);
-    let made = prefix.join(MARK).exists() && !prefix.join(TAKEN).exists();
-    let is_ours = workshop.exists() || made;
+    let is_there = |name: &str| prefix.join(name).symlink_metadata().is_ok();
+    let is_ours = is_there(WORKSHOP) || is_there(MARK) && !is_there(TAKEN);
     if !is_ours && std::fs::read_dir(prefix).map_err(trouble)?.next().is_some() {
         return Err(failed(FailureKind::Other, format!("{} is not empty", prefix.display())));
     }
+    // A builder that worked here before may have left something else there.
+    if workshop.symlink_metadata().is_ok_and(|found| !found.is_dir()) {
+        std::fs::remove_file(&workshop).map_err(trouble)?;
+    }
     // First, so that an end in the middle of emptying leaves the mark of something unfinished.
     std::fs::create_dir_all(workshop).map_err(trouble)?;
-    if is_ours { link::empty(prefix).await } else { Ok(()) }
+    if is_ours { link::empty(prefix) } else { Ok(()) }
 }
 
 async fn chosen(
@@ -197,35 +198,26 @@ fn record(entry: &explicit::ListedPackage) -> Done<RepoDataRecord> {
 /// Links the locked packages. A package that cannot be linked is fetched once more: its copy may be damaged.
 async fn join(
     build: &Build,
-    cache: &Cache,
     fetcher: &Fetcher,
     mut held: Vec<CachedPackage>,
-    specs: Vec<MatchSpec>,
+    specs: &[MatchSpec],
     teller: &Arc<Teller>,
 ) -> Done<Vec<CachedPackage>> {
     let subdir = specs::subdir(build)?;
     let mut again = true;
     loop {
-        let plan = Plan {
-            prefix: &build.prefix,
-            cache,
-            records: held.iter().map(|held| held.record.clone()).collect(),
-            specs: specs.clone(),
-            subdir,
-            hard_links: build.hard_links,
-        };
-        let (name, failure) = match link::link(plan, teller).await {
+        let (prefix, hard_links) = (build.prefix.as_path(), build.hard_links);
+        let plan = Plan { prefix, packages: &held, specs, subdir, hard_links };
+        let (at, failure) = match tokio::task::block_in_place(|| link::link(&plan, teller)) {
             Ok(()) => return Ok(held),
-            Err(Unlinked::Package(name, failure)) if again => (name, failure),
+            Err(Unlinked::Package(at, failure)) if again => (at, failure),
             Err(Unlinked::Package(_, failure) | Unlinked::Otherwise(failure)) => return Err(failure),
         };
         again = false;
         teller.say(format!("{}; the package is fetched anew", failure.message));
-        let at =
-            held.iter().position(|held| name.starts_with(&held.place.name)).ok_or_else(|| failure.clone())?;
         let broken = held.swap_remove(at);
         held.push(renew(broken, fetcher, &failure).await?);
-        link::empty(&build.prefix).await?;
+        link::empty(&build.prefix)?;
     }
 }
 

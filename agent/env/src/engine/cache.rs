@@ -1,19 +1,23 @@
 //! The package cache: which packages are in it and whole, and who uses or changes them.
 //!
-//! Owns `pkgs` (extracted packages, laid out as the libraries do it) and `locks` (a lock file for each package) below
-//! the cache. Hides how a whole package is distinguished from a broken one.
+//! Owns `pkgs` (extracted packages, laid out as the libraries do it) and `locks` (a lock file for each package, with the
+//! address it came from) below the cache. Hides how a whole package is distinguished from a broken one.
 //!
 //! Invariants: a package is used under its shared lock and changed under its exclusive one, so that fetching one
 //! package delays no build that does not need it; a package is used only if it was completed (its digest is written
 //! last) and each of its files is there with its size, so a power cut or a file changed by hand leads to another
-//! download and never to a broken environment.
+//! download and never to a broken environment; and only if each of its files is one and each of its links stays in it,
+//! whoever unpacked it.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use rattler_conda_types::PackageRecord;
-use rattler_conda_types::package::{IndexJson, PackageFile, PathType, PathsJson};
+use url::Url;
+
+use super::package::PackageInfo;
+use super::tree::{self, OpenTree};
 
 /// Offset of the digest in the file that completes a package: after a revision.
 const DIGEST_AT: usize = 8;
@@ -36,13 +40,24 @@ pub(crate) struct PackageDir {
     lock: PathBuf,
 }
 
+/// Which package of a name is meant.
+#[derive(Debug, Clone)]
+pub(crate) enum Wanted {
+    /// Whichever is there.
+    Any,
+    /// That of an archive with this digest.
+    Digest([u8; 32]),
+    /// That of this address, whose digest nobody knows: another channel has another one of the same name.
+    From(Url),
+}
+
 /// A whole package.
 #[derive(Debug)]
 pub(crate) struct Whole {
-    /// Its own description.
-    pub(crate) index: IndexJson,
-    /// How many files it has.
-    pub(crate) files: u64,
+    /// Its files.
+    pub(crate) tree: OpenTree,
+    /// What it says of itself.
+    pub(crate) package: PackageInfo,
     /// Digest of the archive it came from.
     pub(crate) sha256: Option<[u8; 32]>,
 }
@@ -92,27 +107,33 @@ impl PackageDir {
         path.into()
     }
 
-    /// The package, if it is whole and has the wanted digest, if any. Examines every file: for blocking threads.
-    pub(crate) fn check(&self, wanted: Option<[u8; 32]>) -> Option<Whole> {
+    /// Notes where the package was fetched from; the caller holds its exclusive lock, through this file.
+    pub(crate) fn note_origin(&self, mut lock: &File, url: &Url) -> io::Result<()> {
+        lock.set_len(0)?;
+        lock.rewind()?;
+        lock.write_all(url.as_str().as_bytes())
+    }
+
+    fn is(&self, wanted: &Wanted, digest: [u8; 32]) -> bool {
+        match wanted {
+            Wanted::Any => true,
+            Wanted::Digest(wanted) => *wanted == digest,
+            Wanted::From(url) => std::fs::read(&self.lock).is_ok_and(|from| from == url.as_str().as_bytes()),
+        }
+    }
+
+    /// The package, if it is whole and the wanted one. Examines every file: for blocking threads.
+    pub(crate) fn check(&self, wanted: &Wanted) -> Option<Whole> {
         let completion = std::fs::read(self.completion()).ok()?;
         let sha256: Option<[u8; 32]> =
             completion.get(DIGEST_AT..DIGEST_AT + 32).and_then(|digest| digest.try_into().ok());
-        if sha256.is_none() || wanted.is_some() && wanted != sha256 {
+        if !self.is(wanted, sha256?) {
             return None;
         }
-        let index = IndexJson::from_package_directory(&self.dir).ok()?;
-        let paths = paths(&self.dir).ok()?;
-        let whole = paths.paths.iter().all(|entry| {
-            let path = self.dir.join(&entry.relative_path);
-            match entry.path_type {
-                PathType::HardLink => std::fs::metadata(path).is_ok_and(|meta| {
-                    meta.is_file() && entry.size_in_bytes.is_none_or(|size| size == meta.len())
-                }),
-                PathType::SoftLink => path.is_symlink(),
-                PathType::Directory => path.is_dir(),
-            }
-        });
-        whole.then(|| Whole { index, files: paths.paths.len() as u64, sha256 })
+        let tree = OpenTree::open(&self.dir).ok()?;
+        let package = PackageInfo::read(&tree).ok()?;
+        let whole = package.listed.iter().all(|listed| listed.is_sound(&tree).unwrap_or(false));
+        whole.then_some(Whole { tree, package, sha256 })
     }
 
     /// Removes the package; the caller holds its exclusive lock.
@@ -123,17 +144,7 @@ impl PackageDir {
         };
         // The completion file is removed first: if this is killed, the rest does not count as a package.
         gone(std::fs::remove_file(self.completion()))?;
-        gone(std::fs::remove_dir_all(&self.dir))
-    }
-}
-
-/// The files of an extracted package.
-pub(crate) fn paths(dir: &Path) -> io::Result<PathsJson> {
-    match PathsJson::from_package_directory(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            PathsJson::from_deprecated_package_directory(dir)
-        }
-        read => read,
+        tree::remove(&self.dir)
     }
 }
 
@@ -166,19 +177,32 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(dir.path()).unwrap();
         let place = package(&cache, "a-1-0");
-        assert_eq!(place.check(Some([9; 32])).map(|whole| whole.files), Some(1));
-        assert!(place.check(None).is_some());
-        assert!(place.check(Some([8; 32])).is_none(), "another archive");
+        assert_eq!(place.check(&Wanted::Digest([9; 32])).map(|whole| whole.package.listed.len()), Some(1));
+        assert!(place.check(&Wanted::Any).is_some());
+        assert!(place.check(&Wanted::Digest([8; 32])).is_none(), "another archive");
+
+        let url = |text: &str| Url::parse(text).unwrap();
+        let (here, there) = (url("https://a.example/a-1-0.conda"), url("https://b.example/a-1-0.conda"));
+        assert!(place.check(&Wanted::From(here.clone())).is_none(), "nobody knows where it is from");
+        place.note_origin(&place.lock_file().unwrap(), &there).unwrap();
+        place.note_origin(&place.lock_file().unwrap(), &here).unwrap();
+        assert!(place.check(&Wanted::From(here)).is_some() && place.check(&Wanted::From(there)).is_none());
 
         std::fs::write(place.dir.join("a"), b"").unwrap();
-        assert!(place.check(None).is_none(), "zero length, as after a power cut");
+        assert!(place.check(&Wanted::Any).is_none(), "zero length, as after a power cut");
         std::fs::remove_file(place.dir.join("a")).unwrap();
-        assert!(place.check(None).is_none(), "missing");
+        assert!(place.check(&Wanted::Any).is_none(), "missing");
         std::fs::write(place.dir.join("a"), b"abc").unwrap();
-        assert!(place.check(None).is_some());
+        assert!(place.check(&Wanted::Any).is_some());
+
+        std::fs::remove_file(place.dir.join("a")).unwrap();
+        std::os::unix::fs::symlink("info/index.json", place.dir.join("a")).unwrap();
+        assert!(place.check(&Wanted::Any).is_none(), "a link in the place of a file");
+        std::fs::remove_file(place.dir.join("a")).unwrap();
+        std::fs::write(place.dir.join("a"), b"abc").unwrap();
 
         std::fs::write(place.completion(), [0; DIGEST_AT]).unwrap();
-        assert!(place.check(None).is_none(), "not completed");
+        assert!(place.check(&Wanted::Any).is_none(), "not completed");
         place.evict().unwrap();
         place.evict().unwrap();
         assert!(!place.dir.exists() && !place.completion().exists());

@@ -12,6 +12,7 @@ use std::path::Path;
 use agent_env::{Failure, FailureKind};
 use agent_model::causes;
 
+use super::tree::{EntryKind, OpenTree};
 use super::{Advise, failed};
 
 /// Bytes that may still be written below a directory, if known.
@@ -26,16 +27,11 @@ pub(crate) fn measure(at: &Path) -> io::Result<(u64, u64)> {
     let mut bytes = meta.blocks() * 512;
     let mut shared = u64::from(meta.is_file() && meta.nlink() > 1);
     if meta.is_dir() {
-        for entry in std::fs::read_dir(at)? {
-            match measure(&entry?.path()) {
-                Ok((b, s)) => {
-                    bytes += b;
-                    shared += s;
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {} // it is being worked on
-                Err(error) => return Err(error),
-            }
-        }
+        OpenTree::open(at)?.walk::<io::Error>(&mut |met| {
+            bytes += u64::try_from(met.stat.st_blocks).unwrap_or(0) * 512;
+            shared += u64::from(matches!(met.kind, EntryKind::File(_)) && met.stat.st_nlink > 1);
+            Ok(())
+        })?;
     }
     Ok((bytes, shared))
 }

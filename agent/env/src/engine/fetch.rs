@@ -25,7 +25,7 @@ use tokio::io::AsyncRead;
 use tokio_util::io::StreamReader;
 use url::Url;
 
-use super::cache::{Cache, PackageDir, Whole};
+use super::cache::{Cache, PackageDir, Wanted, Whole};
 use super::net::{self, Fault, Net};
 use super::tell::{Teller, busy};
 use super::{Advise, Done, disk, failed, inspect};
@@ -138,7 +138,7 @@ impl Fetcher {
                 }
                 lock.unlock().map_err(trouble)?;
                 if agent_fs::try_lock(&lock).map_err(trouble)? {
-                    self.replace(&record, &place).await?;
+                    self.replace(&record, &place, &lock).await?;
                     lock.unlock().map_err(trouble)?;
                     continue;
                 }
@@ -162,11 +162,15 @@ impl Fetcher {
     }
 
     /// Fetches a package whose exclusive lock is held, unless another build fetched it meanwhile.
-    async fn replace(&self, record: &RepoDataRecord, place: &PackageDir) -> Done<()> {
+    async fn replace(&self, record: &RepoDataRecord, place: &PackageDir, lock: &File) -> Done<()> {
         if look_at(place, record).await.is_some() {
             return Ok(());
         }
         place.evict().map_err(|error| disk::trouble(&place.dir, "removing a broken package", &error))?;
+        // Before it is there: what is noted must never be older than what is there.
+        place
+            .note_origin(lock, &record.url)
+            .map_err(|error| disk::trouble(&place.dir, "noting where a package is from", &error))?;
         self.fetch(record, place).await?;
         // A fetched package is checked like any other; if it is not whole, the archive does not contain the files
         // that it lists.
@@ -314,14 +318,16 @@ impl Fetcher {
 }
 
 async fn look_at(place: &PackageDir, record: &RepoDataRecord) -> Option<Whole> {
-    let (place, wanted) = (place.clone(), record.package_record.sha256.map(Into::into));
-    tokio::task::spawn_blocking(move || place.check(wanted)).await.ok().flatten()
+    let (place, digest) = (place.clone(), record.package_record.sha256);
+    let wanted =
+        digest.map_or_else(|| Wanted::From(record.url.clone()), |digest| Wanted::Digest(digest.into()));
+    tokio::task::spawn_blocking(move || place.check(&wanted)).await.ok().flatten()
 }
 
 /// The package with its own description: a lock file gives only its name.
 fn held(place: PackageDir, whole: Whole, mut record: RepoDataRecord, lock: File) -> Done<CachedPackage> {
     let known = &record.package_record;
-    let own = &whole.index;
+    let own = &whole.package.index;
     if own.name.as_normalized() != known.name.as_normalized()
         || own.version != known.version
         || own.build != known.build

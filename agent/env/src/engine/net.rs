@@ -100,11 +100,6 @@ impl Net {
         Ok(Self { client, routes, notes, storage: kept_storage, offline })
     }
 
-    /// A client that sends no requests.
-    pub(crate) fn none() -> LazyClient {
-        LazyClient::new(|| ClientBuilder::new(plain(Duration::from_secs(1))).with(OfflineMiddleware).build())
-    }
-
     /// The fault of an answer with an error status.
     pub(crate) fn of_status(&self, url: &Url, status: StatusCode) -> Fault {
         of_status(&self.storage, url, status)

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use agent_env::{FailureKind, Sweep};
 
-use super::cache::{Cache, PackageDir};
-use super::{Done, disk, failed};
+use super::cache::{Cache, PackageDir, Wanted};
+use super::{Done, disk, failed, tree};
 
 /// How many letters the libraries add to the name of a package for the directory in which they unpack it.
 const SUFFIX: usize = 6;
@@ -70,7 +70,7 @@ fn one(cache: &Cache, name: &str, now: std::time::SystemTime, sweep: &Sweep) -> 
     }
     let place = cache.named(name);
     let Some(lock) = locked(&place)? else { return Ok(0) };
-    if place.check(None).is_none() {
+    if place.check(&Wanted::Any).is_none() {
         let bytes = bytes(&place.dir);
         place.evict()?;
         return Ok(bytes);
@@ -97,8 +97,5 @@ fn bytes(path: &Path) -> u64 {
 
 fn remove(path: &Path) -> io::Result<u64> {
     let bytes = bytes(path);
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(bytes),
-    }
+    tree::remove(path).map(|()| bytes)
 }

@@ -108,8 +108,11 @@ fn test_an_environment_is_built_and_its_lock_builds_it_again() {
     assert_eq!(fs::read(build.prefix.join("share/app.txt")).unwrap(), b"app");
     let text = fs::read_to_string(build.prefix.join("bin/where")).unwrap();
     assert_eq!(text, format!("#!/bin/sh\necho {}\n", build.prefix.display()), "the prefix is written in");
-    assert_eq!(built.vars["ACTIVE"], build.prefix.join("x").display().to_string());
-    assert_eq!(built.path_entries, [build.prefix.join("bin")]);
+    assert!(built.has_scripts && !built.activation.vars.contains_key("ACTIVE"), "a build runs no script");
+    let activated = finish(start(Task::Activate { prefix: build.prefix.clone() }));
+    let Some(EngineEvent::Activated(activation)) = activated.last() else { panic!("{activated:?}") };
+    assert_eq!(activation.vars["ACTIVE"], build.prefix.join("x").display().to_string());
+    assert_eq!(activation.path_entries, [build.prefix.join("bin")]);
     for record in fs::read_dir(build.prefix.join("conda-meta")).unwrap().map(Result::unwrap) {
         assert_eq!(record.metadata().unwrap().permissions().mode() & 0o777, 0o644, "{record:?}");
     }
@@ -319,7 +322,7 @@ fn test_a_request_of_another_version_is_not_guessed_at() {
         .unwrap();
     child.stdin.take().unwrap().write_all(br#"{"version": 99, "task": {"kind": "dance"}}"#).unwrap();
     let Some(EngineEvent::Failed(failure)) = finish(child).pop() else { panic!("it was done") };
-    assert!(failure.message.contains("version 1, not 99"), "{failure:?}");
+    assert!(failure.message.contains("version 2, not 99"), "{failure:?}");
 }
 
 #[test]

@@ -185,7 +185,7 @@ impl BuildWorkspace {
     }
 
     /// As [`BuildWorkspace::run`] for a command whose standard output is a protocol: only its standard error is added
-    /// to the build log.
+    /// to the build log. Nothing is lent to it, if it is somebody else.
     pub(super) async fn talk(
         &self,
         step: &'static str,
@@ -197,7 +197,8 @@ impl BuildWorkspace {
             self.transcript.write(bytes);
             kept.add(bytes);
         };
-        let status = self.prepare(command)?.talk(output, error).await.map_err(AcquireError::command(step))?;
+        let command = self.surround(command)?;
+        let status = command.talk(output, error).await.map_err(AcquireError::command(step))?;
         deaths.check(step, status)?;
         Ok(kept.ran(status))
     }
@@ -214,13 +215,15 @@ impl BuildWorkspace {
     }
 
     fn prepare(&self, command: Command) -> Result<Command, AcquireError> {
-        let lend = || match self.builder.as_ref().filter(|_| command.is_somebody_else()) {
-            Some(builder) => builder.lend(&self.prefix),
-            None => Ok(()),
-        };
-        failpoint::hit("env.build.spawn")
-            .and_then(|()| lend())
-            .map_err(AcquireError::io("build in", &self.prefix))?;
+        let builder = self.builder.as_ref().filter(|_| command.is_somebody_else());
+        let command = self.surround(command)?;
+        let lent = builder.map_or(Ok(()), |builder| builder.lend(&self.prefix));
+        lent.map_err(AcquireError::io("build in", &self.prefix))?;
+        Ok(command)
+    }
+
+    fn surround(&self, command: Command) -> Result<Command, AcquireError> {
+        failpoint::hit("env.build.spawn").map_err(AcquireError::io("build in", &self.prefix))?;
         let command = command.cwd(&self.prefix).mark(&self.prefix.to_string_lossy()).stall(self.stall);
         Ok(command.may_work_silently().nice(NICE).within(self.group()))
     }

@@ -384,14 +384,14 @@ impl EnvDir {
 
     /// Writes a marker under a temporary name.
     fn draft(&self, marker: &Marker) -> io::Result<PathBuf> {
-        let new = self.prefix.join(format!("{MARKER}.{}", std::process::id()));
+        let name = format!("{MARKER}.{}", std::process::id());
         failpoint::hit("env.ready.write")?;
-        let mut file = File::create(&new)?;
+        let mut file = agent_fs::make_anew(&self.prefix, &name, 0o644)?; // a builder may have guessed the name
         file.write_all(&serde_json::to_vec_pretty(marker)?)?;
         if marker.boot.is_none() {
             file.sync_all()?; // a marker for later boots must not be incomplete after a power cut
         }
-        Ok(new)
+        Ok(self.prefix.join(name))
     }
 
     fn declare(&self, draft: &Path) -> io::Result<()> {
@@ -482,7 +482,7 @@ impl Exclusive {
         let (prefix, key) = (self.place.prefix.clone(), self.place.key.clone().unwrap_or_default());
         if let Some(lock) = &built.lock {
             failpoint::hit("env.lock.write")?;
-            fs::write(prefix.join(LOCK_LIST), lock)?;
+            agent_fs::make_anew(&prefix, LOCK_LIST, 0o644)?.write_all(lock.as_bytes())?;
         }
         let draft = self.place.draft(&Marker::of(built, key, prefix)?)?;
         self.place.declare(&draft)

@@ -6,10 +6,6 @@
 //! variables and comments of the file are not part of it.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use agent_env::{Channel, Phase, Platform, Progress, Spec};
@@ -263,17 +259,16 @@ impl EnvBuilder for Conda {
             let (mut lock, mut count) = (made.lock, made.packages);
             if !pip.is_empty() {
                 let before = dists::dists(workspace.prefix());
-                let lines = self.install_pip(&order, pip, &made.vars, workspace).await?;
+                let lines = self.install_pip(&order, pip, &made.activation.vars, workspace).await?;
                 let after = dists::dists(workspace.prefix());
                 let (new, replaced) = dists::changes(&before, &after);
                 count += u32::try_from(new.len() - replaced.len()).unwrap_or(0);
                 lines.iter().for_each(|line| lock.push_str(&format!("# pip {line}\n")));
             }
             workspace.tell(Progress::of(Phase::Check, ""));
-            open_records(workspace.prefix()).map_err(AcquireError::io("open", workspace.prefix()))?;
             Ok(Built {
-                vars: made.vars,
-                path_entries: made.path_entries,
+                vars: made.activation.vars,
+                path_entries: made.activation.path_entries,
                 python_version: made.python_version.unwrap_or_default(),
                 summary: order.summary(),
                 packages: count,
@@ -285,18 +280,6 @@ impl EnvBuilder for Conda {
         }
         .boxed()
     }
-}
-
-/// Lets all users read the records of packages: commands run as other users.
-fn open_records(prefix: &Path) -> io::Result<()> {
-    let entries = prefix.join("conda-meta").read_dir().into_iter().flatten();
-    for path in entries.flatten().map(|entry| entry.path()) {
-        let mode = path.metadata()?.permissions().mode();
-        if mode & 0o044 != 0o044 {
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode | 0o044))?;
-        }
-    }
-    Ok(())
 }
 
 /// The platform with this C library, unless its own is older.

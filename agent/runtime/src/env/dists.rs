@@ -4,7 +4,7 @@
 //! its origin if that was a URL.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -57,18 +57,24 @@ pub(super) fn same(name: &str) -> String {
     plain
 }
 
-/// The packages installed below a prefix.
+/// The largest file of a package's description that is read, in bytes.
+const LARGEST: u64 = 1 << 20;
+
+/// The packages installed below a prefix. What is there was made by a builder, and is read only as far as it is beneath.
 pub(super) fn dists(prefix: &Path) -> Dists {
-    let pythons = prefix.join("lib").read_dir().into_iter().flatten().flatten();
-    let folders = pythons.filter_map(|python| python.path().join("site-packages").read_dir().ok());
-    let entries = folders.flatten().flatten().map(|entry| entry.path());
-    entries.filter_map(|path| dist(&path)).map(|dist| (same(&dist.name), dist)).collect()
+    let Ok(root) = agent_fs::open_directory(prefix) else { return Dists::new() };
+    let names = |path: &Path| agent_fs::names_beneath(&root, path).unwrap_or_default();
+    let lib = Path::new("lib");
+    let folders = names(lib).into_iter().map(|python| lib.join(python).join("site-packages"));
+    let paths = folders.flat_map(|folder| names(&folder).into_iter().map(move |name| folder.join(name)));
+    paths.filter_map(|path| dist(&root, &path)).map(|dist| (same(&dist.name), dist)).collect()
 }
 
-fn dist(path: &Path) -> Option<Dist> {
+fn dist(root: &OwnedFd, path: &Path) -> Option<Dist> {
     let (name, version) = path.file_name()?.to_str()?.strip_suffix(".dist-info")?.rsplit_once('-')?;
-    let installer = fs::read_to_string(path.join("INSTALLER")).unwrap_or_default().trim().to_owned();
-    let direct = fs::read(path.join("direct_url.json")).ok();
+    let read = |name: &str| agent_fs::read_beneath(root, path.join(name), LARGEST).ok();
+    let installer = String::from_utf8_lossy(&read("INSTALLER").unwrap_or_default()).trim().to_owned();
+    let direct = read("direct_url.json");
     let direct: Option<DirectUrl> = direct.and_then(|text| serde_json::from_slice(&text).ok());
     let (url, info) = direct.map(|direct| (direct.url, direct.archive_info)).unzip();
     let sha256 = info.flatten().and_then(ArchiveInfo::sha256);
@@ -144,6 +150,8 @@ pub(super) fn hashes_of_list(text: &str) -> Hashes {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use std::path::PathBuf;
 
     use super::*;

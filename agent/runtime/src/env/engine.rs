@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent_command::Command;
-use agent_env::{Build, EngineEvent, EngineRequest, Failure, FailureKind, Platform, Sweep, Task};
+use agent_env::{Activation, Build, EngineEvent, EngineRequest, Failure, FailureKind, Platform, Sweep, Task};
 
 use super::build_workspace::{ATTEMPTS, Deaths, pause};
 use super::progress::Narrator;
@@ -17,6 +17,7 @@ use super::{AcquireError, BuildWorkspace, EnvConfig};
 
 const ASK: &str = "asking the conda engine what this machine offers";
 const BUILD: &str = "installing conda packages";
+const ACTIVATE: &str = "running activation scripts";
 const SWEEP: &str = "sweeping the package cache";
 
 /// Solving is given up after this time.
@@ -105,9 +106,47 @@ impl Engine {
         ear.end(&mut hear);
         narrator.end(Instant::now()).iter().for_each(|line| workspace.say(line));
         match ear.last {
-            Some(EngineEvent::Built(built)) if ran.success => Ok(built),
+            Some(EngineEvent::Built(built)) if ran.success => self.activated(built, &prefix, workspace).await,
             Some(EngineEvent::Failed(failure)) => Err(failed(BUILD, failure, &prefix, at)),
             _ => Err(AcquireError::Failed { step: BUILD, detail: ran.tail() }),
+        }
+    }
+
+    /// Adds to an environment that was built what its activation scripts set. They are code of packages, so they run
+    /// as the builders' user, to whom nothing is lent; without their result the environment is usable all the same.
+    async fn activated(
+        &self,
+        built: agent_env::Built,
+        prefix: &Path,
+        workspace: &BuildWorkspace,
+    ) -> Result<agent_env::Built, AcquireError> {
+        if !built.has_scripts {
+            return Ok(built);
+        }
+        let command =
+            Command::new(self.program()?).input(request(Task::Activate { prefix: prefix.to_owned() })?);
+        let command = command.envs([("PATH", self.config.path.as_str()), ("LC_ALL", "C.UTF-8")]);
+        let mut ear = Ear::default();
+        let mut hear = |event: Option<EngineEvent>, line: &str| match event {
+            Some(EngineEvent::Say { line }) => workspace.say(&line),
+            Some(_) => {}
+            None => workspace.say(line),
+        };
+        let ran =
+            workspace.talk(ACTIVATE, workspace.apart(command), |bytes| ear.hear(bytes, &mut hear)).await?;
+        ear.end(&mut hear);
+        match ear.last {
+            Some(EngineEvent::Activated(activation)) if ran.success => {
+                Ok(agent_env::Built { activation: usable(activation), ..built })
+            }
+            Some(EngineEvent::Failed(failure)) => {
+                workspace.say(&format!("the activation scripts are left out: {}", failure.message));
+                Ok(built)
+            }
+            _ => {
+                workspace.say(&format!("the activation scripts are left out: {}", ran.tail()));
+                Ok(built)
+            }
         }
     }
 
@@ -166,14 +205,30 @@ impl Engine {
     }
 
     fn command(&self, task: Task) -> Result<Command, AcquireError> {
-        let request = EngineRequest { version: agent_env::VERSION, task };
-        let request = serde_json::to_vec(&request).map_err(|error| AcquireError::Failed {
-            step: BUILD,
-            detail: format!("the request cannot be written: {error}"),
-        })?;
-        let command = Command::new(self.program()?).envs(&self.config.vars);
-        Ok(command.envs([("PATH", self.config.path.as_str()), ("LC_ALL", "C.UTF-8")]).input(request))
+        // Those of installers may contain credentials, and are nothing to the engine: it is told by its input.
+        let is_its = |(name, _): &(&String, &String)| !name.starts_with("PIP_") && !name.starts_with("UV_");
+        let command = Command::new(self.program()?).envs(self.config.vars.iter().filter(is_its));
+        Ok(command.envs([("PATH", self.config.path.as_str()), ("LC_ALL", "C.UTF-8")]).input(request(task)?))
     }
+}
+
+fn request(task: Task) -> Result<Vec<u8>, AcquireError> {
+    let request = EngineRequest { version: agent_env::VERSION, task };
+    let failed = |error| AcquireError::Failed {
+        step: BUILD,
+        detail: format!("the request cannot be written: {error}"),
+    };
+    serde_json::to_vec(&request).map_err(failed)
+}
+
+/// What scripts of packages told, without what no variable and no `PATH` can hold.
+fn usable(mut told: Activation) -> Activation {
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_');
+    told.vars.retain(|name, value| is_name(name) && !value.contains('\0'));
+    let is_entry = |path: &str| path.starts_with('/') && !path.contains([':', '\0']);
+    told.path_entries.retain(|path| path.to_str().is_some_and(is_entry));
+    told
 }
 
 fn unexpected(step: &'static str, event: &EngineEvent) -> AcquireError {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +28,9 @@ const MISFIT: &str = "warning: packages do not fit each other";
 
 /// How large the hashes of a lock may be, in bytes: a lock must stay readable.
 const HASHES: usize = 512 << 10;
+
+/// The largest report of pip, in bytes.
+const REPORT: u64 = 64 << 20;
 
 /// The version from which on pip can report what it installed.
 const REPORTS: (u32, u32) = (22, 2);
@@ -92,8 +96,12 @@ impl Installer {
         }
         let list = workspace.prefix().join(LIST);
         let text = wanted.lines.join("\n") + "\n";
-        let written = failpoint::hit("env.requirements.write").and_then(|()| fs::write(&list, text));
-        written.map_err(AcquireError::io("write", &list))?;
+        let write = || {
+            failpoint::hit("env.requirements.write")?;
+            // An interpreter that the user named has run here: what has this name may lead anywhere.
+            agent_fs::make_anew(workspace.prefix(), LIST, 0o644)?.write_all(text.as_bytes())
+        };
+        write().map_err(AcquireError::io("write", &list))?;
         let before = dists::dists(workspace.prefix());
         workspace.say(&format!("{INSTALL}: {}", wanted.lines.join(", ")));
         workspace.tell(Progress::of(Phase::Pip, ""));
@@ -166,7 +174,9 @@ impl Installer {
             if ran.text.contains("dependency resolver does not currently take into account") {
                 workspace.say(&format!("{MISFIT}, as pip says above"));
             }
-            return Ok(fs::read(report).map(|text| dists::hashes_of_report(&text)).unwrap_or_default());
+            let report = agent_fs::open_directory(workspace.prefix())
+                .and_then(|prefix| agent_fs::read_beneath(prefix, "tmp/report.json", REPORT));
+            return Ok(report.map(|text| dists::hashes_of_report(&text)).unwrap_or_default());
         }
         ran.text = pip_output::name_lines(&ran.text, LIST, &wanted.lines);
         Err(pip_output::judge(&ran, INSTALL, workspace.prefix()))

@@ -18,6 +18,13 @@ case "$request" in
     exit 0;;
 esac
 prefix=$(printf '%s' "$request" | sed 's/.*"prefix":"\([^"]*\)".*/\1/')
+case "$request" in
+*'"kind":"activate"'*)
+    env > "$here/activated_with"
+    if [ -f "$here/on_activate" ]; then . "$here/on_activate"; fi
+    printf '%s\n' '{"event":"activated","vars":{"SET":"yes","NO=NAME":"x","LONG":"a\u0000b"},"path_entries":["'$prefix'/bin","relative","/a:/b"]}'
+    exit 0;;
+esac
 echo 'a library complains' >&2
 echo '{"event":"say","line":"asked two channels"}'
 echo '{"event":"progress","phase":"download","done":1,"total":4,"bytes":1000000,"bytes_total":9000000,"what":"numpy"}'
@@ -25,7 +32,7 @@ if [ -f "$here/on_build" ]; then . "$here/on_build"; fi
 mkdir -p "$prefix/bin" "$prefix/lib/python3.11/site-packages" "$prefix/conda-meta"
 ln -s REAL "$prefix/bin/python"
 echo 'x = 1' > "$prefix/lib/python3.11/site-packages/module.py"
-printf '%s\n' '{"event":"built","python_version":"3.11.9","vars":{"CONDA_PREFIX":"'$prefix'"},"path_entries":["'$prefix'/bin"],"lock":"# platform: linux-64\n@EXPLICIT\nfile:///c/noarch/a-1-0.conda\n","packages":1,"files":2}'
+printf '%s\n' '{"event":"built","python_version":"3.11.9","vars":{"CONDA_PREFIX":"'$prefix'"},"path_entries":["'$prefix'/bin"],"has_scripts":'${scripts:-false}',"lock":"# platform: linux-64\n@EXPLICIT\nfile:///c/noarch/a-1-0.conda\n","packages":1,"files":2}'
 "##;
 
 /// An environments directory whose engine is a script.
@@ -120,6 +127,32 @@ async fn test_conda_environment_is_asked_for_once_and_described() {
     let [kept] = &environments.list()[..] else { panic!() };
     assert_eq!(kept.summary, "conda.yml: python=3.11, numpy=99");
     assert_eq!((kept.python.as_str(), kept.packages), ("3.11.9", 1));
+}
+
+#[tokio::test]
+async fn test_activation_scripts_run_apart_and_only_what_can_be_used_is_taken() {
+    let mut node = Conda::new().await;
+    node.config.vars.insert("PIP_INDEX_URL".into(), "https://user:hunter2@h/simple".into());
+    let environments = node.open();
+    let bin = |lease: &EnvLease| lease.prefix().join("bin");
+    let lease = node.acquire(&environments, &conda(FILE)).await.unwrap();
+    assert!(!node.requests().contains("activate"), "it has no scripts");
+    drop(lease);
+    node.on_build("scripts=true");
+    let lease = node.acquire(&environments, &conda("dependencies: [python=3.11, a]\n")).await.unwrap();
+    assert_eq!(count(&node.requests(), "\"kind\":\"activate\""), 1);
+    let vars = lease.vars();
+    assert_eq!(vars.get("SET").map(String::as_str), Some("yes"), "{vars:?}");
+    assert!(!vars.contains_key("NO=NAME") && !vars.contains_key("LONG"), "{vars:?}");
+    assert_eq!(lease.path_entries(), [bin(&lease)]);
+    let seen = fs::read_to_string(node.fixture.path("activated_with")).unwrap();
+    assert!(!seen.contains("hunter2"), "{seen}");
+    // Without them an environment is usable, and the log says that they are missing.
+    fs::write(node.fixture.path("on_activate"), "echo no bash here >&2; exit 1").unwrap();
+    let lease = node.acquire(&environments, &conda("dependencies: [python=3.11, b]\n")).await.unwrap();
+    assert_eq!(lease.path_entries(), [bin(&lease)]);
+    let log = fs::read_to_string(lease.log_file()).unwrap();
+    assert!(log.contains("the activation scripts are left out: no bash here"), "{log}");
 }
 
 #[tokio::test]
