@@ -7,6 +7,7 @@
 //! | `containers` | images and jobs in containers against the supervisor, the machine and other containers |
 //! | `users` | whom jobs and builders run as, and what they reach of others; secrets |
 //! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
+//! | `helper` | the helper itself |
 //! | `own` | a user's own daemon: what hides from it |
 //! | `ports` | who takes the daemon's place at its port |
 //! | `beside` | a job that attacks all it finds, beside those of others |
@@ -18,6 +19,7 @@
 
 mod beside;
 mod containers;
+mod helper;
 mod links;
 mod own;
 mod ports;
@@ -36,6 +38,7 @@ fn rows() -> Vec<&'static Row> {
         quotas::ROWS,
         users::ROWS,
         split::ROWS,
+        helper::ROWS,
         own::ROWS,
         ports::ROWS,
         beside::ROWS,
@@ -51,7 +54,9 @@ pub(crate) fn suite() -> Suite {
         rows: rows(),
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
-        merge: Merge::Rows(&["L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "O1", "O3", "O4", "A1"]),
+        merge: Merge::Rows(&[
+            "L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "K1", "O1", "O3", "O4", "A1",
+        ]),
         long: &[],
     }
 }

@@ -50,7 +50,8 @@ const KEEPER: u32 = 33;
 
 /// Listens as a service manager does, and becomes the helper.
 const LISTEN: &str = r"
-import os, socket, sys
+import os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 path, keeper, program = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 if os.path.exists(path): os.unlink(path)
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -82,7 +83,12 @@ impl Helper {
             .stdin(Stdio::null())
             .spawn()
             .expect("Python runs");
-        eventually("the helper listens", SOON, || socket.exists().then_some(()));
+        let path = socket.to_str().expect("UTF-8");
+        eventually("the helper listens", SOON, || {
+            let known = fs::read_to_string("/proc/net/unix").expect("procfs");
+            // The fourth column says who accepts connections.
+            known.lines().any(|line| line.ends_with(path) && line.contains(" 00010000 ")).then_some(())
+        });
         Helper { child, socket }
     }
 
@@ -100,7 +106,7 @@ impl Drop for Helper {
 }
 
 /// The daemon of a machine that `nogroup` may use, as an ordinary user, and its helper.
-fn split() -> (Host, Helper) {
+pub(crate) fn split() -> (Host, Helper) {
     split_with(&[])
 }
 
@@ -126,7 +132,7 @@ pub(crate) fn split_with(settings: &[(&str, &str)]) -> (Host, Helper) {
     (host, helper)
 }
 
-fn job_dir(host: &Host, job: &str) -> PathBuf {
+pub(crate) fn job_dir(host: &Host, job: &str) -> PathBuf {
     host.state().join("jobs").join(format!("{job}.1.0"))
 }
 
@@ -379,12 +385,13 @@ fn of_user(uid: u32) -> Vec<PathBuf> {
 
 /// Asks the helper as a daemon that was taken over, or as somebody else; says what it answered.
 const ASK: &str = r"
-import json, os, socket, sys
+import json, os, socket, struct, sys
 path, order = sys.argv[1], json.loads(sys.argv[2])
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-s.settimeout(20)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack('ll', 20, 0))
 try:
     s.connect(path)
+    s.settimeout(20)
     body = order.get('raw', '').encode() * order.get('times', 1) or json.dumps(order['verb']).encode()
     fds = [os.pipe()[1] if fd == 'pipe' else os.open(fd, os.O_RDONLY) for fd in order.get('fds', [])]
     socket.send_fds(s, [body], fds) if fds else s.send(body)
@@ -411,7 +418,11 @@ fn give(path: &str, uid: u32) -> Value {
 }
 
 fn copy(from: &str, to: &str) -> Value {
-    json!({"verb": {"copy": {"from": from, "to": to, "most": 1 << 30}}})
+    json!({"verb": {"copy": {"from": from, "to": to, "uid": 2_000_000_001, "most": 1 << 30}}})
+}
+
+fn take(path: &str) -> Value {
+    json!({"verb": {"take": {"path": path, "part": {"whole": {"uid": 2_000_000_001}}}}})
 }
 
 fn of_files(secret: &str) -> Vec<Order> {
@@ -427,8 +438,16 @@ fn of_files(secret: &str) -> Vec<Order> {
         ("giving to root", give("jobs/a.1.0", 0)),
         ("giving to a system account", give("jobs/a.1.0", 2)),
         ("giving to nobody", give("jobs/a.1.0", NOBODY)),
-        ("taking through a link", json!({"verb": {"take": {"path": "envs/root"}}})),
-        ("taking above", json!({"verb": {"take": {"path": "envs/../.."}}})),
+        ("taking through a link", take("envs/root")),
+        ("taking above", take("envs/../..")),
+        (
+            "taking what is root's",
+            json!({"verb": {"take": {"path": "jobs/a.1.0", "part": {"whole": {"uid": 0}}}}}),
+        ),
+        (
+            "copying what is root's",
+            json!({"verb": {"copy": {"from": "jobs/a.1.0", "to": "jobs/e.1.0", "uid": 0, "most": 1 << 30}}}),
+        ),
         ("copying through a link", copy("envs/root", "jobs/e.1.0")),
         ("copying above", copy("jobs/../..", "jobs/e.1.0")),
         ("copying the controller's secrets", copy("controller/secrets", "jobs/e.1.0")),
@@ -466,7 +485,10 @@ fn of_processes(helper: u32, daemon: u32) -> Vec<Order> {
         ("a scope for the helper", scope(helper)),
         ("a scope for the daemon", scope(daemon)),
         ("a verb that is none", json!({"verb": {"exec": {"argv": ["id"]}}})),
-        ("a field too many", json!({"verb": {"take": {"path": "jobs/a.1.0", "as": "root"}}})),
+        (
+            "a field too many",
+            json!({"verb": {"take": {"path": "jobs/a.1.0", "part": "directories", "as": "root"}}}),
+        ),
         ("no JSON", json!({"raw": "{"})),
         ("deep JSON", json!({"raw": "[", "times": 100_000})),
         ("a frame that is too long", json!({"raw": "x", "times": 131_073})),
@@ -523,7 +545,7 @@ fn attacks(tally: &mut Tally, _: &Scale) {
         let mut copied: Vec<_> = copied.collect();
         copied.sort();
         assert_eq!(copied, ["soft"], "only the link is not root's");
-        let said = ask(&helper, KEEPER, &json!({"verb": {"take": {"path": "jobs/a.1.0"}}}));
+        let said = ask(&helper, KEEPER, &take("jobs/a.1.0"));
         assert!(said.contains("done"), "{said}");
         assert_eq!(secret.metadata().expect("it is there").uid(), 0);
     });

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::wire::{self, GivenPart, RootAnswer, RootVerb};
+use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
 use crate::{Program, Scope, ScopeError, Started};
 
 /// How long a helper may take to answer; giving a large tree takes longest.
@@ -61,13 +61,13 @@ pub(crate) fn give(helper: &Helper, path: &Path, uid: u32, kind: GivenPart) -> i
     done(ask(helper, &RootVerb::Give { path: helper.relative(path)?, uid, kind }, &[])?)
 }
 
-pub(crate) fn take(helper: &Helper, path: &Path) -> io::Result<()> {
-    done(ask(helper, &RootVerb::Take { path: helper.relative(path)? }, &[])?)
+pub(crate) fn take(helper: &Helper, path: &Path, part: TakenPart) -> io::Result<()> {
+    done(ask(helper, &RootVerb::Take { path: helper.relative(path)?, part }, &[])?)
 }
 
-pub(crate) fn copy(helper: &Helper, from: &Path, to: &Path, most: u64) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn copy(helper: &Helper, from: &Path, to: &Path, uid: u32, most: u64) -> io::Result<Vec<PathBuf>> {
     let (from, to) = (helper.relative(from)?, helper.relative(to)?);
-    match ask(helper, &RootVerb::Copy { from, to, most }, &[])?.0 {
+    match ask(helper, &RootVerb::Copy { from, to, uid, most }, &[])?.0 {
         RootAnswer::Copied { left_out } => Ok(left_out),
         answer => Err(odd(&answer)),
     }

@@ -4,7 +4,7 @@
 //! as it is when it is read, to the length that it has then; where the file system can, the copy shares its blocks.
 //! Links are copied as links, anything else that is no file is left out, and so is what vanishes meanwhile.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,19 +24,26 @@ const PART: usize = 16 << 20;
 struct Copy<'a> {
     /// Who owns the copies, where that is not this process's user.
     to: Option<(u32, u32)>,
-    /// Whose files are copied.
-    from: &'a dyn Fn(u32) -> bool,
+    /// Which files are copied.
+    from: &'a dyn Fn(&Stat) -> bool,
     /// The bytes that may still be written.
     left: u64,
     left_out: Vec<PathBuf>,
 }
 
-/// Copies what is in the directory `source` and belongs to the `from` users into `target`.
+/// What a job with this user may have copied of its directory: what that user owns, and what the daemon (`keeper`) put
+/// there. A file of the daemon that has a second name may be any of its files.
+pub(crate) fn is_of_the_run(seen: &Stat, keeper: u32, uid: u32) -> bool {
+    let is_directory = FileType::from_raw_mode(seen.st_mode).is_dir();
+    seen.st_uid == uid || (seen.st_uid == keeper && (is_directory || seen.st_nlink <= 1))
+}
+
+/// Copies what is in the directory `source` and is one of those in `from` into `target`.
 pub(crate) fn copy(
     source: &OwnedFd,
     target: &OwnedFd,
     to: Option<(u32, u32)>,
-    from: &dyn Fn(u32) -> bool,
+    from: &dyn Fn(&Stat) -> bool,
     most: u64,
 ) -> io::Result<Vec<PathBuf>> {
     let mut copy = Copy { to, from, left: most, left_out: Vec::new() };
@@ -76,7 +83,7 @@ impl Copy<'_> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = rustix::fs::openat(source, name, flags, Mode::empty())?;
         let seen = rustix::fs::fstat(&entry)?;
-        if !(self.from)(seen.st_uid) {
+        if !(self.from)(&seen) {
             self.leave_out(path.to_owned());
             return Ok(());
         }
@@ -100,13 +107,23 @@ impl Copy<'_> {
 
     fn file(&mut self, source: &OwnedFd, target: &OwnedFd, name: &CStr) -> io::Result<()> {
         let seen = rustix::fs::fstat(source)?;
+        self.file_with(source, &seen, target, name, 0o600 | (seen.st_mode & 0o100))
+    }
+
+    fn file_with(
+        &mut self,
+        source: &OwnedFd,
+        seen: &Stat,
+        target: &OwnedFd,
+        name: &CStr,
+        mode: u32,
+    ) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(0o600 | (seen.st_mode & 0o100));
-        let made = rustix::fs::openat(target, name, flags, mode)?;
+        let made = rustix::fs::openat(target, name, flags, Mode::from_raw_mode(mode))?;
         self.own(made.as_fd())?;
         match rustix::fs::ioctl_ficlone(&made, source) {
             Ok(()) => Ok(()),
-            Err(_) => self.content(source, &made, &seen),
+            Err(_) => self.content(source, &made, seen),
         }
     }
 
@@ -155,6 +172,47 @@ impl Copy<'_> {
         if self.left_out.len() < MOST_NAMED {
             self.left_out.push(path);
         }
+    }
+}
+
+/// Puts copies in the places of files that have other names, which stay as they are.
+pub(crate) struct Replacer {
+    copy: Copy<'static>,
+    number: u64,
+}
+
+impl Replacer {
+    /// The copies are `to`'s, and take `most` bytes at most.
+    pub(crate) fn new(to: (u32, u32), most: u64) -> Replacer {
+        Replacer { copy: Copy { to: Some(to), from: &|_| true, left: most, left_out: Vec::new() }, number: 0 }
+    }
+
+    /// The copy of the file at `entry` takes the place of `name` in a directory that nobody else changes, with this mode.
+    /// With [`ErrorKind::StorageFull`] the file is still there.
+    pub(crate) fn replace(
+        &mut self,
+        entry: &OwnedFd,
+        dir: &OwnedFd,
+        name: &CStr,
+        mode: u32,
+    ) -> io::Result<()> {
+        let source = open(entry, OFlags::RDONLY)?;
+        let seen = rustix::fs::fstat(&source)?;
+        let copied = loop {
+            self.number += 1;
+            let apart = CString::new(format!(".agent-copy-{}", self.number))?;
+            match self.copy.file_with(&source, &seen, dir, &apart, mode) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                copied => break copied.map(|()| apart.clone()).map_err(|error| (error, apart)),
+            }
+        };
+        let renamed = copied.and_then(|apart| {
+            rustix::fs::renameat(dir, &apart, dir, name).map_err(|error| (error.into(), apart))
+        });
+        renamed.map_err(|(error, apart)| {
+            let _ = rustix::fs::unlinkat(dir, &apart, AtFlags::empty()); // it may not have been made
+            error
+        })
     }
 }
 
@@ -278,7 +336,8 @@ mod tests {
         }
         let open = |path: &Path| agent_fs::open_directory(path).unwrap();
         let keeper = Some((KEEPER, KEEPER));
-        let left_out = copy(&open(&source), &open(&target), keeper, &|uid| uid == JOB, 1 << 20).unwrap();
+        let left_out =
+            copy(&open(&source), &open(&target), keeper, &|seen| seen.st_uid == JOB, 1 << 20).unwrap();
         assert_eq!(left_out, [PathBuf::from("roots")]);
         assert_eq!(target.join("jobs").metadata().unwrap().uid(), KEEPER);
         assert!(!target.join("roots").exists());

@@ -1,7 +1,8 @@
 //! Changes the owner of files between the daemon and the users it works for, in trees that both may change meanwhile.
 //!
 //! Each entry is opened below an open directory, through no link, and is examined only once it is open. So nothing
-//! outside of the tree changes its owner, and where owners are named, only their files do.
+//! outside of the tree changes its owner, and where owners are named, only their files do. A file that has a second name,
+//! which may be outside, never does: it can be a link that somebody made to what he keeps elsewhere, or a colleague does.
 
 use std::ffi::CStr;
 use std::io::{self, ErrorKind};
@@ -10,7 +11,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use crate::wire::GivenPart;
+use crate::copies::Replacer;
+use crate::wire::{GivenPart, TakenPart};
 
 /// No tree is deeper, since the length of a path is limited.
 pub(crate) const DEEPEST: usize = 2048;
@@ -22,6 +24,9 @@ const NEVER: u32 = 0o7022;
 const FILE: u32 = 0o600;
 const DIRECTORY: u32 = 0o700;
 
+/// Whoever has a way to the file may read it.
+const BY_ALL: u32 = 0o004;
+
 /// Gives files of the `from` users to another user.
 pub(crate) fn give(
     root: &OwnedFd,
@@ -29,38 +34,81 @@ pub(crate) fn give(
     from: &dyn Fn(u32) -> bool,
     kind: GivenPart,
 ) -> io::Result<()> {
-    let is_due = |seen: &Stat| seen.st_uid != to.0 && from(seen.st_uid);
-    let mut act = |entry: &OwnedFd, seen: &Stat| {
-        let is_directory = FileType::from_raw_mode(seen.st_mode).is_dir();
-        // A file with a second name keeps its owner: that name may be outside of the tree.
-        let is_whole =
-            is_directory || (kind == GivenPart::Everything && (seen.st_nlink <= 1 || is_link(seen)));
-        if is_due(seen) && is_whole { change(entry, to) } else { Ok(()) }
+    let mut act = |entry: &Entry<'_>, seen: &Stat| {
+        let is_due = seen.st_uid != to.0 && from(seen.st_uid);
+        let is_whole = is_directory(seen) || (kind == GivenPart::Everything && seen.st_nlink <= 1);
+        if is_due && is_whole { change(entry.at, to) } else { Ok(()) }
     };
     each(root, 0, false, &mut act)
 }
 
-/// Takes files of the `from` users.
-pub(crate) fn take(root: &OwnedFd, to: (u32, u32), from: &dyn Fn(u32) -> bool) -> io::Result<()> {
-    let mut act = |entry: &OwnedFd, seen: &Stat| {
-        if !from(seen.st_uid) {
-            return Ok(());
-        }
-        change(entry, to)?;
-        let least = match FileType::from_raw_mode(seen.st_mode) {
-            FileType::Directory => DIRECTORY,
-            FileType::RegularFile => FILE,
-            _ => return Ok(()),
+/// Takes files of one user, or the directories of those whom this `serves`.
+pub(crate) fn take(
+    root: &OwnedFd,
+    to: (u32, u32),
+    part: TakenPart,
+    serves: &dyn Fn(u32) -> bool,
+) -> io::Result<()> {
+    let (from, most) = match part {
+        TakenPart::Directories => (None, 0),
+        TakenPart::Readable { uid, most } => (Some(uid), most),
+        TakenPart::Whole { uid } => (Some(uid), u64::MAX),
+    };
+    let mut replacer = Replacer::new(to, most);
+    let mut act = |entry: &Entry<'_>, seen: &Stat| {
+        let is_due = match from {
+            Some(uid) => seen.st_uid == uid,
+            None => is_directory(seen) && serves(seen.st_uid),
         };
-        let mode = (seen.st_mode & 0o7777 & !NEVER) | least;
-        // An `O_PATH` descriptor is changed through its name in `/proc`.
-        Ok(rustix::fs::chmod(place(entry), Mode::from_raw_mode(mode))?)
+        match is_due {
+            false => Ok(()),
+            true if is_directory(seen) || seen.st_nlink <= 1 => take_one(entry.at, seen, to),
+            true => take_copy(entry, seen, to, part, &mut replacer),
+        }
     };
     each(root, 0, true, &mut act)
 }
 
-fn is_link(seen: &Stat) -> bool {
-    FileType::from_raw_mode(seen.st_mode) == FileType::Symlink
+fn take_one(entry: &OwnedFd, seen: &Stat, to: (u32, u32)) -> io::Result<()> {
+    change(entry, to)?;
+    let Some(mode) = mode_when_taken(seen) else { return Ok(()) };
+    // An `O_PATH` descriptor is changed through its name in `/proc`.
+    Ok(rustix::fs::chmod(place(entry), Mode::from_raw_mode(mode))?)
+}
+
+/// What a file or directory may have once it was taken.
+fn mode_when_taken(seen: &Stat) -> Option<u32> {
+    let least = match FileType::from_raw_mode(seen.st_mode) {
+        FileType::Directory => DIRECTORY,
+        FileType::RegularFile => FILE,
+        _ => return None,
+    };
+    Some((seen.st_mode & 0o7777 & !NEVER) | least)
+}
+
+/// A file with a second name stays its owner's: that name may be in his home. Only in a directory that was taken before
+/// can nobody else change what stands at the name here.
+fn take_copy(
+    entry: &Entry<'_>,
+    seen: &Stat,
+    to: (u32, u32),
+    part: TakenPart,
+    replacer: &mut Replacer,
+) -> io::Result<()> {
+    let Some((dir, name)) = entry.named else { return Ok(()) };
+    let is_file = FileType::from_raw_mode(seen.st_mode).is_file();
+    let may_stay = matches!(part, TakenPart::Readable { .. });
+    if !is_file || (may_stay && seen.st_mode & BY_ALL != 0) || rustix::fs::fstat(dir)?.st_uid != to.0 {
+        return Ok(());
+    }
+    match replacer.replace(entry.at, dir, name, mode_when_taken(seen).unwrap_or(FILE)) {
+        Err(error) if may_stay && agent_fs::is_full(&error) => Ok(()),
+        replaced => replaced,
+    }
+}
+
+fn is_directory(seen: &Stat) -> bool {
+    FileType::from_raw_mode(seen.st_mode).is_dir()
 }
 
 fn change(entry: &OwnedFd, to: (u32, u32)) -> io::Result<()> {
@@ -73,16 +121,23 @@ fn place(entry: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", entry.as_raw_fd())
 }
 
-type Act<'a> = &'a mut dyn FnMut(&OwnedFd, &Stat) -> io::Result<()>;
+/// Something in the tree, opened.
+struct Entry<'a> {
+    at: &'a OwnedFd,
+    /// Its directory and its name there; not of a directory.
+    named: Option<(&'a OwnedFd, &'a CStr)>,
+}
+
+type Act<'a> = &'a mut dyn FnMut(&Entry<'_>, &Stat) -> io::Result<()>;
 
 /// Acts on the content of a directory and on the directory itself; the order (`first`) decides who may enter it.
 fn each(directory: &OwnedFd, depth: usize, first: bool, act: Act<'_>) -> io::Result<()> {
     if depth > DEEPEST {
         return Err(ErrorKind::InvalidFilename.into());
     }
-    let seen = rustix::fs::fstat(directory)?;
+    let (entry, seen) = (Entry { at: directory, named: None }, rustix::fs::fstat(directory)?);
     if first {
-        act(directory, &seen)?;
+        act(&entry, &seen)?;
     }
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -90,7 +145,7 @@ fn each(directory: &OwnedFd, depth: usize, first: bool, act: Act<'_>) -> io::Res
             one(directory, entry.file_name(), depth, first, act)?;
         }
     }
-    if first { Ok(()) } else { act(directory, &seen) }
+    if first { Ok(()) } else { act(&entry, &seen) }
 }
 
 fn one(directory: &OwnedFd, name: &CStr, depth: usize, first: bool, act: Act<'_>) -> io::Result<()> {
@@ -106,7 +161,10 @@ fn one(directory: &OwnedFd, name: &CStr, depth: usize, first: bool, act: Act<'_>
         Ok(entry) => {
             let seen = rustix::fs::fstat(&entry)?;
             // It became a directory meanwhile, and belongs to the user who made it.
-            if FileType::from_raw_mode(seen.st_mode).is_dir() { Ok(()) } else { act(&entry, &seen) }
+            match is_directory(&seen) {
+                true => Ok(()),
+                false => act(&Entry { at: &entry, named: Some((directory, name)) }, &seen),
+            }
         }
         Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
@@ -202,7 +260,7 @@ mod tests {
         let closed = tree.join("d/keepers");
         fs::set_permissions(&closed, fs::Permissions::from_mode(0o4022)).unwrap();
         fs::set_permissions(tree.join("d"), fs::Permissions::from_mode(0o0)).unwrap();
-        take(&open(), (KEEPER, KEEPER), &|uid| uid == JOB).unwrap();
+        take(&open(), (KEEPER, KEEPER), TakenPart::Whole { uid: JOB }, &|_| false).unwrap();
         assert_eq!((owner(&tree.join("d")), owners()), (KEEPER, [KEEPER, 0, 3]));
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
         assert_eq!(
@@ -210,5 +268,93 @@ mod tests {
             (0o600, 0o700),
             "what is taken can be read and removed"
         );
+    }
+
+    /// A home whose owner, and whose colleague, have linked files of theirs into the tree of a job.
+    struct Linked {
+        temp: tempfile::TempDir,
+    }
+
+    const JOB: u32 = 2_000_000_002;
+    const COLLEAGUE: u32 = 2_000_000_003;
+    const FILES: [(&str, u32, u32); 3] =
+        [("open", JOB, 0o644), ("key", JOB, 0o600), ("shared", COLLEAGUE, 0o666)];
+
+    impl Linked {
+        fn make() -> Linked {
+            let linked = Linked { temp: tempfile::tempdir().unwrap() };
+            for part in ["home", "tree/d"] {
+                fs::create_dir_all(linked.temp.path().join(part)).unwrap();
+            }
+            for (name, uid, mode) in FILES {
+                let file = linked.temp.path().join("home").join(name);
+                fs::write(&file, name).unwrap();
+                chown(&file, Some(uid), Some(uid)).unwrap();
+                fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+                fs::hard_link(&file, linked.temp.path().join("tree/d").join(name)).unwrap();
+            }
+            for dir in ["tree", "tree/d"] {
+                chown(linked.temp.path().join(dir), Some(JOB), Some(JOB)).unwrap();
+            }
+            linked
+        }
+
+        fn tree(&self) -> OwnedFd {
+            agent_fs::open_directory(&self.temp.path().join("tree")).unwrap()
+        }
+
+        /// Who owns the files of the tree; those at home are as they were.
+        fn owners(&self) -> [u32; 3] {
+            FILES.map(|(name, uid, mode)| {
+                let (home, tree) =
+                    (self.temp.path().join("home").join(name), self.temp.path().join("tree/d").join(name));
+                let found = home.metadata().unwrap();
+                assert_eq!((found.uid(), found.mode() & 0o7777), (uid, mode), "{name}");
+                assert_eq!(fs::read_to_string(home).unwrap(), name);
+                assert_eq!(fs::read_to_string(&tree).unwrap(), name);
+                owner(&tree)
+            })
+        }
+    }
+
+    #[test]
+    fn test_a_file_with_another_name_never_changes_hands() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let parts = [
+            (TakenPart::Directories, [JOB, JOB, COLLEAGUE]),
+            (TakenPart::Readable { uid: JOB, most: 1 << 20 }, [JOB, KEEPER, COLLEAGUE]),
+            (TakenPart::Readable { uid: COLLEAGUE, most: 1 << 20 }, [JOB, JOB, COLLEAGUE]),
+            (TakenPart::Whole { uid: JOB }, [KEEPER, KEEPER, COLLEAGUE]),
+        ];
+        for (part, expected) in parts {
+            let linked = Linked::make();
+            take(&linked.tree(), (KEEPER, KEEPER), part, &|uid| uid == JOB).unwrap();
+            assert_eq!(linked.owners(), expected, "{part:?}");
+            assert_eq!(fs::read_dir(linked.temp.path().join("tree/d")).unwrap().count(), 3);
+        }
+        let linked = Linked::make();
+        give(&linked.tree(), (KEEPER, KEEPER), &|_| true, GivenPart::Everything).unwrap();
+        assert_eq!(
+            (owner(&linked.temp.path().join("tree/d")), linked.owners()),
+            (KEEPER, [JOB, JOB, COLLEAGUE])
+        );
+    }
+
+    #[test]
+    fn test_copies_end_where_there_is_no_room_for_them_and_the_file_stays() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let linked = Linked::make();
+        let key = linked.temp.path().join("home/key");
+        fs::write(&key, vec![1; 4 << 20]).unwrap();
+        let part = TakenPart::Readable { uid: JOB, most: 1 << 20 };
+        take(&linked.tree(), (KEEPER, KEEPER), part, &|_| false).unwrap();
+        let there = linked.temp.path().join("tree/d/key");
+        // A file system that shares the blocks of copies needs no room.
+        assert!(owner(&there) == KEEPER || there.metadata().unwrap().ino() == key.metadata().unwrap().ino());
+        assert_eq!(fs::read_dir(linked.temp.path().join("tree/d")).unwrap().count(), 3);
     }
 }

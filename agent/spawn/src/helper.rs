@@ -25,10 +25,10 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::Pid;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Stat};
 
 use crate::limits::{HelperLimits, LimitError};
-use crate::wire::{self, GivenPart, RootAnswer, RootVerb};
+use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
 use crate::{Program, Scope, copies, files, scope, start};
 
 /// Connections at a time: each supervisor that this helper started has one until it ends.
@@ -130,19 +130,14 @@ fn obey(
     }
     match verb {
         RootVerb::Give { path, uid, kind } => give(limits, &path, uid, kind),
-        RootVerb::Take { path } => {
-            files::take(&open(limits, &path)?, limits.keeper, &|uid| limits.may_be(uid).is_ok())?;
+        RootVerb::Take { path, part } => {
+            if let TakenPart::Readable { uid, .. } | TakenPart::Whole { uid } = part {
+                limits.may_be(uid)?;
+            }
+            files::take(&open(limits, &path)?, limits.keeper, part, &|uid| limits.may_be(uid).is_ok())?;
             Ok(RootAnswer::Done)
         }
-        RootVerb::Copy { from, to, most } => {
-            let (from, to) = (open(limits, &from)?, open(limits, &to)?);
-            if rustix::fs::fstat(&to)?.st_uid != limits.keeper.0 {
-                return Err(LimitError::Destination.into());
-            }
-            let is_due = |uid| uid == limits.keeper.0 || limits.may_be(uid).is_ok();
-            let left_out = copies::copy(&from, &to, Some(limits.keeper), &is_due, most)?;
-            Ok(RootAnswer::Copied { left_out })
-        }
+        RootVerb::Copy { from, to, uid, most } => copy(limits, [&from, &to], uid, most),
         RootVerb::Supervise { replica, uid } => {
             let (mut child, pidfd) = supervise(limits, &replica, uid, descriptors)?;
             wire::send(stream.as_fd(), &RootAnswer::Started { pid: child.id() as i32 }, &[pidfd.as_fd()])?;
@@ -171,10 +166,21 @@ fn open(limits: &HelperLimits, path: &Path) -> Result<OwnedFd, Undone> {
 
 fn give(limits: &HelperLimits, path: &Path, uid: u32, kind: GivenPart) -> Result<RootAnswer, Undone> {
     let user = limits.user(uid)?;
-    // Files of job users may be given, too: the daemon could make such a user copy them.
-    let is_due = |uid| uid == limits.keeper.0 || limits.may_be(uid).is_ok();
+    // Users of single jobs have nothing but what the daemon gave them. What belongs to a person is given to nobody.
+    let is_due = |uid| uid == limits.keeper.0 || limits.job_uids.contains(&uid);
     files::give(&open(limits, path)?, (user.uid, user.gid), &is_due, kind)?;
     Ok(RootAnswer::Done)
+}
+
+fn copy(limits: &HelperLimits, [from, to]: [&Path; 2], uid: u32, most: u64) -> Result<RootAnswer, Undone> {
+    limits.may_be(uid)?;
+    let (from, to) = (open(limits, from)?, open(limits, to)?);
+    if rustix::fs::fstat(&to)?.st_uid != limits.keeper.0 {
+        return Err(LimitError::Destination.into());
+    }
+    let is_due = |seen: &Stat| copies::is_of_the_run(seen, limits.keeper.0, uid);
+    let left_out = copies::copy(&from, &to, Some(limits.keeper), &is_due, most)?;
+    Ok(RootAnswer::Copied { left_out })
 }
 
 fn supervise(

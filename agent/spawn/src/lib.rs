@@ -8,8 +8,8 @@
 //! | RootVerb | Does |
 //! |---|---|
 //! | give | gives files of the daemon to a job's user, or lends their directories to a builder |
-//! | take | gives what such users left in a tree back to the daemon |
-//! | copy | copies what such users have written so far into a directory of the daemon |
+//! | take | gives what one such user left in a tree to the daemon |
+//! | copy | copies what such a user has written so far into a directory of the daemon |
 //! | supervise | starts a supervisor for the job of a user |
 //! | build | starts a program as the user of builders |
 //! | enclose | puts a supervisor or a builder into a scope of systemd |
@@ -17,6 +17,7 @@
 //!
 //! Invariants: nothing here parses data of a job or a package; whatever the daemon asks, nothing outside of the state
 //! directory is given, taken, copied or used as a job directory, and no process runs as a user that the limits do not allow.
+//! A file that has a second name may be outside of it by that: it never changes hands.
 
 mod client;
 mod copies;
@@ -43,6 +44,7 @@ use rustix::fs::{Mode, OFlags};
 pub use scope::{Scope, ScopeError, is_possible as can_make_scopes};
 pub use start::{give_way, supervisor};
 pub use wire::GivenPart;
+use wire::TakenPart;
 
 static HELPER: OnceLock<client::Helper> = OnceLock::new();
 
@@ -79,8 +81,8 @@ pub fn serves_others() -> bool {
     has_helper() || nix::unistd::geteuid().is_root()
 }
 
-/// Gives all files at `path`, or only its directories, to the user; a helper gives only the daemon's and job users'
-/// files.
+/// Gives all files at `path` that have one name, or only its directories, to the user; a helper gives only those of the
+/// daemon and of users of single jobs.
 pub fn give(path: &Path, uid: u32, gid: u32, kind: GivenPart) -> io::Result<()> {
     match HELPER.get() {
         Some(helper) => client::give(helper, path, uid, kind),
@@ -88,26 +90,35 @@ pub fn give(path: &Path, uid: u32, gid: u32, kind: GivenPart) -> io::Result<()> 
     }
 }
 
-/// Gives the user's files at `path` (with a helper, those of all users it serves) to the daemon, which can then read
-/// and remove them; clears set-id bits and writing by others. Does nothing with neither user nor helper.
-pub fn take(path: &Path, uid: Option<u32>) -> io::Result<()> {
-    match (HELPER.get(), uid) {
-        (Some(helper), _) => client::take(helper, path),
-        (None, Some(from)) => {
+/// Takes what a builder left at `path`: its directories and files are the daemon's from then on, no other user may
+/// write to them, and none has a set-id bit. A copy takes the place of each file that has other names, which stay the
+/// builder's.
+pub fn take(path: &Path, uid: u32) -> io::Result<()> {
+    let part = TakenPart::Whole { uid };
+    match HELPER.get() {
+        Some(helper) => client::take(helper, path, part),
+        None => {
             let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-            files::take(&agent_fs::open_directory(path)?, own, &|uid| uid == from)
+            files::take(&agent_fs::open_directory(path)?, own, part, &|_| false)
         }
-        (None, None) => Ok(()),
     }
 }
 
+/// Lets the daemon read what the user of a job that is over left at `path`; copies of files that have other names, too,
+/// and that not everybody may read, take `most` bytes at most. Does nothing without a helper: root reads everything.
+pub fn take_outputs(path: &Path, uid: u32, most: u64) -> io::Result<()> {
+    let Some(helper) = HELPER.get() else { return Ok(()) };
+    client::take(helper, path, TakenPart::Readable { uid, most })
+}
+
 /// Copies what is in the directory `below` of the directory `base`, which others may change meanwhile, into the
-/// directory `to` of the daemon: at most `most` bytes, or [`io::ErrorKind::StorageFull`]. With a helper, only files of
-/// the daemon and of users it serves. Returns the paths, relative to `below`, that it could not copy.
-pub fn copy(base: &Path, below: &Path, to: &Path, most: u64) -> io::Result<Vec<PathBuf>> {
-    match HELPER.get() {
-        Some(helper) => client::copy(helper, &base.join(below), to, most),
-        None => {
+/// directory `to` of the daemon: at most `most` bytes, or [`io::ErrorKind::StorageFull`]. Where `uid` says whose job it
+/// is, only files of that user are copied, and of the daemon those that have no other name. Returns the paths, relative
+/// to `below`, that it could not copy.
+pub fn copy(base: &Path, below: &Path, to: &Path, uid: Option<u32>, most: u64) -> io::Result<Vec<PathBuf>> {
+    match (HELPER.get(), uid) {
+        (Some(helper), Some(uid)) => client::copy(helper, &base.join(below), to, uid, most),
+        _ => {
             let (base, to) = (agent_fs::open_directory(base)?, agent_fs::open_directory(to)?);
             let from = agent_fs::open_beneath(
                 base,
@@ -116,7 +127,10 @@ pub fn copy(base: &Path, below: &Path, to: &Path, most: u64) -> io::Result<Vec<P
                 Mode::empty(),
                 agent_fs::Links::Never,
             )?;
-            copies::copy(&from, &to, None, &|_| true, most)
+            let own = nix::unistd::geteuid().as_raw();
+            let is_due =
+                |seen: &rustix::fs::Stat| uid.is_none_or(|uid| copies::is_of_the_run(seen, own, uid));
+            copies::copy(&from, &to, None, &is_due, most)
         }
     }
 }
@@ -126,8 +140,8 @@ pub fn copy(base: &Path, below: &Path, to: &Path, most: u64) -> io::Result<Vec<P
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     let removed = match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            if has_helper() {
-                take(path, None)?;
+            if let Some(helper) = HELPER.get() {
+                client::take(helper, path, TakenPart::Directories)?;
             }
             open_directories(path)?;
             std::fs::remove_dir_all(path)
