@@ -2,21 +2,34 @@
 //!
 //! What it refuses a daemon that was taken over is in [`split`](super::split).
 
+#![allow(clippy::disallowed_methods, reason = "is a neighbour that no daemon starts")]
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use agent_tests::table::{Row, Scale, Tally};
-use agent_tests::{Host, SOON, eventually};
+use agent_tests::{Host, SOON, bounds, eventually};
+use rustix::process::Signal;
+use serde_json::{Value, json};
 
-use crate::boundaries::split::{job_dir, split};
-use crate::boundaries::users::{ENDED, GAMES, NOBODY, submitted};
+use crate::boundaries::split::{Helper, KEEPER, ask, job_dir, of_user, says, split, split_with};
+use crate::boundaries::users::{ENDED, GAMES, NOBODY, submitted, witness};
 
-pub(crate) const ROWS: &[Row] = &[Row {
-    id: "K1",
-    promise: "no file changes hands that has a name elsewhere, or another owner; outputs have it all the same",
-    run: links,
-}];
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        id: "K1",
+        promise: "no file changes hands that has a name elsewhere, or another owner; outputs have it all the same",
+        run: links,
+    },
+    Row {
+        id: "K2",
+        promise: "each verb, malformed, cut off, in races and through a restart, leaves the helper as it was",
+        run: verbs,
+    },
+    Row { id: "K3", promise: "a flood of silent connections keeps nobody from the helper", run: flood },
+];
 
 /// A file of the machine that a job links to: its name, its owner, its mode.
 type Linked = (&'static str, u32, u32);
@@ -90,5 +103,184 @@ fn links(tally: &mut Tally, _: &Scale) {
         assert_eq!(host.wait_for(&job, ENDED), "Canceled");
         eventually("the directory is removed", SOON, || (!job_dir(&host, &job).exists()).then_some(()));
         are_as_they_were(&place);
+    });
+}
+
+/// One order of each verb, such as a daemon sends it, about the directory `jobs/a.1.0`.
+fn every_verb() -> Vec<(&'static str, Value)> {
+    let uid = 2_000_000_001_u32;
+    let scope = json!({"job": {"replica": "a.1.0", "instance": "0123456789", "metadata": false}});
+    let id = json!({"argv": ["/usr/bin/id"], "env": [], "cwd": "/", "nice": 0, "memory": null});
+    let uuid = "0f0e0d0c-0b0a-0908-0706-050403020100";
+    vec![
+        ("greet", json!({"verb": "greet"})),
+        ("give", json!({"verb": {"give": {"path": "jobs/a.1.0", "uid": uid, "kind": "everything"}}})),
+        ("take", json!({"verb": {"take": {"path": "jobs/a.1.0", "part": {"whole": {"uid": uid}}}}})),
+        (
+            "copy",
+            json!({"verb": {"copy": {"from": "jobs/a.1.0", "to": "jobs/b.1.0", "uid": uid, "most": 1 << 20}}}),
+        ),
+        ("supervise", json!({"verb": {"supervise": {"replica": "c.1.0", "uid": uid}}, "fds": ["pipe"]})),
+        ("build", json!({"verb": {"build": id}, "fds": ["/dev/null", "pipe", "pipe"]})),
+        ("enclose", json!({"verb": {"enclose": {"pid": 1, "scope": scope}}})),
+        ("kill", json!({"verb": {"kill": {"groups": [], "mark": uuid, "within_ms": 100}}})),
+    ]
+}
+
+/// Sends an order in ways that no daemon would, as the daemon's user; says what was answered.
+const ABUSE: &str = r#"
+import json, os, socket, sys
+path, body = sys.argv[1], sys.argv[2].encode()
+kept = []
+def connected():
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(20)
+    s.connect(path)
+    return s
+def answer(data, count):
+    with connected() as s:
+        pipe = os.pipe()
+        socket.send_fds(s, [data], [pipe[1]] * count)
+        for end in pipe: os.close(end)
+        return s.recv(1 << 17).decode()
+for _ in range(40):
+    print(answer(body, 60))                # more descriptors than there is room
+print(answer(body[:-1], 3))                # cut off
+print(answer(body.replace(b":", b";"), 4)) # no JSON
+for _ in range(20):
+    kept.append(connected())               # says nothing
+for _ in range(20):
+    with connected() as s: s.send(body)    # does not wait for the answer
+"#;
+
+fn abused(helper: &Helper, verb: &Value) -> String {
+    let keeper = KEEPER.to_string();
+    let told = Command::new("setpriv")
+        .args(["--reuid", &keeper, "--regid", &keeper, "--clear-groups", "/usr/bin/python3", "-c", ABUSE])
+        .arg(helper.socket())
+        .arg(verb.to_string())
+        .output()
+        .expect("Python runs");
+    format!("{}{}", String::from_utf8_lossy(&told.stdout), String::from_utf8_lossy(&told.stderr))
+}
+
+fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count()
+}
+
+fn verbs(tally: &mut Tally, _: &Scale) {
+    let (mut host, mut helper) = split();
+    host.kill(); // it would remove what it does not know
+    let (home, state) = (host.home().to_owned(), host.state());
+    for name in ["a.1.0", "b.1.0", "c.1.0"] {
+        let dir = state.join("jobs").join(name);
+        fs::create_dir_all(dir.join("d")).expect("a directory");
+        for path in [&dir, &dir.join("d")] {
+            chown(path, Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
+        }
+    }
+    let before = descriptors(helper.pid());
+    for (what, order) in every_verb() {
+        tally.case(&format!("{what}, malformed and cut off"), || {
+            let said = abused(&helper, &order["verb"]);
+            assert_eq!(said.matches("failed").count(), 42, "{said}");
+            assert!(ask(&helper, KEEPER, &json!({"verb": "greet"})).contains("done"), "{what}");
+            eventually("nothing of it stays open", SOON, || {
+                (descriptors(helper.pid()) <= before).then_some(())
+            });
+        });
+        tally.case(&format!("{what}, twice at once"), || {
+            let said = std::thread::scope(|scope| {
+                let asked = [0, 1].map(|_| scope.spawn(|| ask(&helper, KEEPER, &order)));
+                asked.map(|asked| asked.join().expect("it asks"))
+            });
+            for said in said {
+                assert!(!said.contains("closed") && !said.contains("Traceback"), "{said}");
+            }
+        });
+        tally.case(&format!("{what}, through a restart"), || {
+            std::thread::scope(|scope| {
+                let asked = scope.spawn(|| ask(&helper, KEEPER, &order));
+                agent_tests::signal(helper.pid(), Signal::KILL);
+                asked.join().expect("it asks");
+            });
+            helper.kill();
+            helper = Helper::start(&home, &state);
+            let said = ask(&helper, KEEPER, &order);
+            assert!(!said.contains("closed") && !said.contains("Traceback"), "{said}");
+        });
+    }
+    tally.case("nobody is left of it", || {
+        eventually("builders end with their helper", SOON, || of_user(BUILDER).is_empty().then_some(()));
+    });
+}
+
+/// The user of builders.
+const BUILDER: u32 = 2_000_000_000;
+
+/// Has so many connections that say nothing, and opens another for each that is closed.
+const FLOOD: &str = r#"
+import select, socket, sys, time
+path, most = sys.argv[1], int(sys.argv[2])
+poll, held, told = select.poll(), {}, False
+while True:
+    tried = 0
+    while len(held) < most and tried < 50:
+        tried += 1
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        s.setblocking(False)
+        try: s.connect(path)
+        except OSError: s.close(); break
+        held[s.fileno()] = s
+        poll.register(s, select.POLLIN)
+    for fd, _ in poll.poll(1):
+        poll.unregister(fd)
+        held.pop(fd).close()
+    if not told and tried: print("begun", flush=True); told = True
+"#;
+
+struct Flood(Child);
+
+impl Flood {
+    fn of(helper: &Helper, most: usize) -> Flood {
+        let keeper = KEEPER.to_string();
+        let limit = rustix::process::Resource::Nofile;
+        let mut wide = rustix::process::getrlimit(limit);
+        wide.current = wide.maximum;
+        rustix::process::setrlimit(limit, wide).expect("its own limit");
+        let mut child = Command::new("setpriv")
+            .args(["--reuid", &keeper, "--regid", &keeper, "--clear-groups", "/usr/bin/python3", "-c", FLOOD])
+            .arg(helper.socket())
+            .arg(most.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("Python runs");
+        let mut said = String::new();
+        let mut lines = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+        std::io::BufRead::read_line(&mut lines, &mut said).expect("it says when it begins");
+        Flood(child)
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn flood(tally: &mut Tally, _: &Scale) {
+    let (host, helper) = split();
+    let flood = Flood::of(&helper, 1500);
+    tally.case("another program of the daemon's user is answered", || {
+        for _ in 0..5 {
+            let said = ask(&helper, KEEPER, &json!({"verb": "greet"}));
+            assert!(said.contains("done"), "{said}");
+        }
+    });
+    tally.case("and a job runs", || assert_eq!(says(&host, GAMES, "echo ran"), "ran\n"));
+    tally.case("when it is over, nothing of it is kept", || {
+        drop(flood);
+        eventually("all are closed", SOON, || (descriptors(helper.pid()) < 20).then_some(()));
     });
 }

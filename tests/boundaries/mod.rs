@@ -7,7 +7,7 @@
 //! | `containers` | images and jobs in containers against the supervisor, the machine and other containers |
 //! | `users` | whom jobs and builders run as, and what they reach of others; secrets |
 //! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
-//! | `helper` | the helper itself |
+//! | `helper` | the helper itself: links, odd and silent connections, deep trees, its absence in the middle of work |
 //! | `own` | a user's own daemon: what hides from it |
 //! | `ports` | who takes the daemon's place at its port |
 //! | `beside` | a job that attacks all it finds, beside those of others |
@@ -55,7 +55,7 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
         merge: Merge::Rows(&[
-            "L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "K1", "O1", "O3", "O4", "A1",
+            "L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "K1", "K2", "K3", "O1", "O3", "O4", "A1",
         ]),
         long: &[],
     }

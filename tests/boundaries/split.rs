@@ -46,7 +46,7 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 /// The daemon: `www-data` of every Debian.
-const KEEPER: u32 = 33;
+pub(crate) const KEEPER: u32 = 33;
 
 /// Listens as a service manager does, and becomes the helper.
 const LISTEN: &str = r"
@@ -69,7 +69,15 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    fn start(home: &Path, state: &Path) -> Helper {
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn start(home: &Path, state: &Path) -> Helper {
         let socket = home.join("run/spawn.sock");
         let program = home.join("bin/agent-spawn");
         let child = Command::new("python3")
@@ -92,7 +100,7 @@ impl Helper {
         Helper { child, socket }
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().expect("its own child");
         self.child.wait().expect("its own child");
     }
@@ -137,7 +145,7 @@ pub(crate) fn job_dir(host: &Host, job: &str) -> PathBuf {
 }
 
 /// What a job printed, once it is over.
-fn says(host: &Host, user: u32, command: &str) -> String {
+pub(crate) fn says(host: &Host, user: u32, command: &str) -> String {
     let job = submitted(host, user, command, "");
     let state = host.wait_for(&job, ENDED);
     let logs = host.ctl(&["logs", &job]).ok().stdout;
@@ -376,7 +384,7 @@ fn fetched(tally: &mut Tally, host: &Host) {
     let _ = server.wait();
 }
 
-fn of_user(uid: u32) -> Vec<PathBuf> {
+pub(crate) fn of_user(uid: u32) -> Vec<PathBuf> {
     let entries = fs::read_dir("/proc").expect("a directory").flatten().map(|entry| entry.path());
     let is_its =
         |path: &PathBuf| path.join("stat").exists() && path.metadata().is_ok_and(|found| found.uid() == uid);
@@ -400,7 +408,7 @@ except OSError as error:
     print('closed', error)
 ";
 
-fn ask(helper: &Helper, user: u32, order: &Value) -> String {
+pub(crate) fn ask(helper: &Helper, user: u32, order: &Value) -> String {
     let uid = user.to_string();
     let asked = Command::new("setpriv")
         .args(["--reuid", &uid, "--regid", &uid, "--clear-groups", "/usr/bin/python3", "-c", ASK])

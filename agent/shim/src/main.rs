@@ -40,7 +40,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use agent_shim::apart::{ASSIGNED, Assigned, FOR_PROGRAM, WORKS_IN};
+use agent_shim::apart::{ASSIGNED, Assigned, FILES, FOR_PROGRAM, STARTER, WORKS_IN};
 use notes::Notes;
 use setup::Way;
 
@@ -60,6 +60,16 @@ fn as_somebody(id: &Path, program: &Path, args: &[PathBuf]) -> ExitCode {
     #[allow(clippy::disallowed_methods, reason = "whoever starts this says so")]
     if let Some(place) = std::env::var_os(WORKS_IN) {
         command.current_dir(place);
+    }
+    #[allow(clippy::disallowed_methods, reason = "whoever starts this says so")]
+    if let Some(files) = std::env::var(FILES).ok().and_then(|files| files.parse().ok()) {
+        agent_shim::apart::allow_files(files);
+    }
+    #[allow(clippy::disallowed_methods, reason = "whoever starts this says so")]
+    if let Some(starter) = std::env::var(STARTER).ok().and_then(|starter| starter.parse().ok())
+        && agent_shim::apart::end_with(starter).is_err()
+    {
+        return ExitCode::from(70);
     }
     let Err(error) = agent_shim::apart::run_as(id, command.args(args));
     let _ = writeln!(std::io::stderr(), "{}: {error}", program.display());

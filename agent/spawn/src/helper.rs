@@ -1,6 +1,7 @@
 //! The helper: receives verbs from the daemon's user, checks the limits, and carries the verbs out.
 //!
-//! One thread for each connection, which lasts as long as the process it started. The helper keeps no state: when it
+//! A builder ends with the helper that started it: nobody could tell how it ended, and the next try of the build would
+//! have it beside it. One thread for each connection that asked for something; it lasts as long as the process it started. The helper keeps no state: when it
 //! is killed, supervisors and jobs go on, and the next one recognises them by what the kernel reports.
 
 use std::fs;
@@ -22,23 +23,24 @@ use agent_shim::process::{self, Process};
 use agent_shim::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::socket::{getsockopt, setsockopt, sockopt};
-use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::Pid;
 use rustix::fs::{Mode, OFlags, Stat};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::limits::{HelperLimits, LimitError};
+use crate::silent::{Connection, Peer, Silent};
 use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
 use crate::{Program, Scope, copies, files, scope, start};
 
-/// Connections at a time: each supervisor that this helper started has one until it ends.
+/// Connections that asked for something at a time: each supervisor that this helper started has one until it ends.
 const MOST: usize = 4096;
 
-/// Stack of a thread, in bytes; walking a tree recurses as deep as the tree is.
-const STACK: usize = 2 << 20;
+/// How many of these only the daemon can have.
+const FOR_DAEMON: usize = 64;
 
-/// How long a request may take to arrive, in seconds.
-const REQUEST: i64 = 10;
+/// Stack of a thread, in bytes.
+const STACK: usize = 1 << 20;
 
 /// The longest time a kill may take.
 const LONGEST_KILL: Duration = Duration::from_secs(60);
@@ -63,26 +65,48 @@ impl<E: Into<io::Error>> From<E> for Undone {
 
 /// Serves every client, for ever.
 pub fn serve(listener: BorrowedFd<'_>, limits: HelperLimits) -> io::Result<()> {
+    let limits = HelperLimits { files: raise_files(), ..limits };
     let (limits, taken) = (Arc::new(limits), Arc::new(AtomicUsize::new(0)));
+    let mut silent = Silent::default();
     loop {
-        let stream = match sys::accept(listener) {
-            Ok(stream) => stream,
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error), // nobody listens
-            Err(_) => {
-                thread::sleep(Duration::from_millis(100)); // others give descriptors back
+        let (is_new, asking) = silent.wait(listener)?;
+        for connection in asking {
+            let (limits, of) = (Arc::clone(&limits), Taken(Arc::clone(&taken)));
+            let most = if connection.peer.is_daemon { MOST } else { MOST - FOR_DAEMON };
+            if of.0.fetch_add(1, Ordering::Relaxed) >= most {
                 continue;
             }
-        };
-        let (limits, of) = (Arc::clone(&limits), Taken(Arc::clone(&taken)));
-        if of.0.fetch_add(1, Ordering::Relaxed) >= MOST || !is_keeper(&stream, &limits) {
+            let serve = move || {
+                let _of = of;
+                let _ = converse(&connection.stream, &limits); // the client is gone
+            };
+            let _ = thread::Builder::new().stack_size(STACK).spawn(serve); // as if it had been closed
+        }
+        if !is_new {
             continue;
         }
-        let serve = move || {
-            let _of = of;
-            let _ = converse(&stream, &limits); // the client is gone
-        };
-        let _ = thread::Builder::new().stack_size(STACK).spawn(serve); // as if it had been closed
+        match sys::accept(listener) {
+            Ok(stream) => {
+                if let Some(peer) = keeper(&stream, &limits) {
+                    silent.add(Connection { stream, peer });
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error), // nobody listens
+            Err(_) => {
+                silent.close_others();
+                thread::sleep(Duration::from_millis(10)); // others give descriptors back
+            }
+        }
     }
+}
+
+/// Lets this process have as many files open as it may, and returns how many it could before, which is what it starts
+/// programs with.
+fn raise_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    // It goes on with fewer.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    limit.current.unwrap_or(u64::MAX)
 }
 
 /// Counts one open connection.
@@ -94,13 +118,14 @@ impl Drop for Taken {
     }
 }
 
-/// The socket belongs to the daemon's user; the peer's user is checked with the kernel all the same.
-fn is_keeper(stream: &OwnedFd, limits: &HelperLimits) -> bool {
-    getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == limits.keeper.0)
+/// Who has connected, if it is of the daemon's user: the socket is that user's, and the kernel is asked all the same.
+fn keeper(stream: &OwnedFd, limits: &HelperLimits) -> Option<Peer> {
+    let peer =
+        getsockopt(stream, sockopt::PeerCredentials).ok().filter(|peer| peer.uid() == limits.keeper.0)?;
+    Some(Peer { pid: peer.pid(), is_daemon: runs(peer.pid(), &limits.daemon) })
 }
 
 fn converse(stream: &OwnedFd, limits: &HelperLimits) -> io::Result<()> {
-    setsockopt(stream, sockopt::ReceiveTimeout, &TimeVal::seconds(REQUEST))?;
     let (verb, descriptors) = match wire::receive::<RootVerb>(stream.as_fd()) {
         Ok(Some(request)) => request,
         Ok(None) => return Ok(()),
@@ -129,6 +154,7 @@ fn obey(
         return Err(LimitError::Descriptors.into());
     }
     match verb {
+        RootVerb::Greet => Ok(RootAnswer::Done),
         RootVerb::Give { path, uid, kind } => give(limits, &path, uid, kind),
         RootVerb::Take { path, part } => {
             if let TakenPart::Readable { uid, .. } | TakenPart::Whole { uid } = part {
@@ -212,7 +238,7 @@ fn build(
     if !is_pipe(&output) || !is_pipe(&error) {
         return Err(LimitError::Descriptors.into());
     }
-    let mut command = start::builder(&limits.shim, limits.builder(), program);
+    let mut command = start::builder(&limits.shim, limits.builder(), limits.files, program);
     command.stdin(input).stdout(output).stderr(error).process_group(0);
     let child = command.spawn()?;
     if program.nice > 0 {
@@ -271,13 +297,16 @@ fn enclose(limits: &HelperLimits, pid: i32, wanted: &Scope) -> Result<RootAnswer
 
 /// It runs the supervisor's program as the daemon's user; only the daemon itself could start another such process.
 fn is_supervisor(limits: &HelperLimits, pid: i32) -> bool {
-    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-    let shim = fs::canonicalize(&limits.shim).unwrap_or_else(|_| limits.shim.clone());
-    // An upgrade replaces the file of running supervisors.
-    let is_program = exe == shim
-        || exe.to_str().and_then(|exe| exe.strip_suffix(" (deleted)")).map(Path::new) == Some(&shim);
     let owner = fs::metadata(format!("/proc/{pid}")).map(|found| found.uid());
-    is_program && owner.is_ok_and(|uid| uid == limits.keeper.0)
+    runs(pid, &limits.shim) && owner.is_ok_and(|uid| uid == limits.keeper.0)
+}
+
+/// The process runs this program, or the one that was there before an upgrade.
+fn runs(pid: i32, program: &Path) -> bool {
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let program = fs::canonicalize(program).unwrap_or_else(|_| program.to_owned());
+    exe == program
+        || exe.to_str().and_then(|exe| exe.strip_suffix(" (deleted)")).map(Path::new) == Some(&program)
 }
 
 /// Lets the supervisor make groups for its job in its scope, in every hierarchy that has the scope.

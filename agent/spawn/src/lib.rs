@@ -7,6 +7,7 @@
 //!
 //! | RootVerb | Does |
 //! |---|---|
+//! | greet | nothing: it shows that the helper is there |
 //! | give | gives files of the daemon to a job's user, or lends their directories to a builder |
 //! | take | gives what one such user left in a tree to the daemon |
 //! | copy | copies what such a user has written so far into a directory of the daemon |
@@ -25,6 +26,7 @@ mod files;
 pub mod helper;
 pub mod limits;
 mod scope;
+mod silent;
 mod start;
 mod wire;
 

@@ -36,6 +36,10 @@ pub struct HelperLimits {
     pub root_jobs: bool,
     /// The supervisor's program.
     pub shim: PathBuf,
+    /// The daemon's program.
+    pub daemon: PathBuf,
+    /// How many files a builder may have open.
+    pub files: u64,
 }
 
 /// Why something is not done.
@@ -148,6 +152,8 @@ mod tests {
             accounts: vec![70],
             root_jobs: false,
             shim: "/usr/bin/agent-shim".into(),
+            daemon: "/usr/bin/agentd".into(),
+            files: 1024,
         }
     }
 

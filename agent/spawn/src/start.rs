@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use agent_model::failpoint;
-use agent_shim::apart::{ASSIGNED, Assigned, FOR_PROGRAM, WORKS_IN};
+use agent_shim::apart::{ASSIGNED, Assigned, FILES, FOR_PROGRAM, STARTER, WORKS_IN};
 
 use crate::Program;
 
@@ -25,11 +25,12 @@ pub fn supervisor(shim: &Path, dir: &Path, assigned: Option<&Assigned>) -> Comma
 
 /// A program that runs as a user of builders.
 #[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
-pub(crate) fn builder(shim: &Path, id: u32, program: &Program) -> Command {
+pub(crate) fn builder(shim: &Path, id: u32, files: u64, program: &Program) -> Command {
     let mut command = Command::new(shim);
     command.arg("as").arg(id.to_string()).args(&program.argv).env_clear();
     command.envs(program.env.iter().map(|(name, value)| (format!("{FOR_PROGRAM}{name}"), value)));
-    command.env(WORKS_IN, &program.cwd).current_dir("/");
+    command.env(WORKS_IN, &program.cwd).env(FILES, files.to_string()).current_dir("/");
+    command.env(STARTER, std::process::id().to_string());
     command
 }
 

@@ -48,6 +48,8 @@ pub(crate) enum TakenPart {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum RootVerb {
+    /// Shows that the helper is there.
+    Greet,
     Give {
         path: PathBuf,
         uid: u32,
