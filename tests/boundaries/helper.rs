@@ -29,6 +29,7 @@ pub(crate) const ROWS: &[Row] = &[
         run: verbs,
     },
     Row { id: "K3", promise: "a flood of silent connections keeps nobody from the helper", run: flood },
+    Row { id: "K4", promise: "a tree of any depth that a job leaves is removed", run: deep },
 ];
 
 /// A file of the machine that a job links to: its name, its owner, its mode.
@@ -283,4 +284,27 @@ fn flood(tally: &mut Tally, _: &Scale) {
         drop(flood);
         eventually("all are closed", SOON, || (descriptors(helper.pid()) < 20).then_some(()));
     });
+}
+
+/// So many levels, the last of them closed for everybody.
+fn nested(levels: usize) -> String {
+    format!(
+        "python3 -c 'import os\nfor i in range({levels}): os.mkdir(\"d\"); os.chdir(\"d\")\n\
+         open(\"x\", \"w\"); os.chmod(\".\", 0)'"
+    )
+}
+
+fn deep(tally: &mut Tally, _: &Scale) {
+    let (host, _helper) = split();
+    for levels in [700, 5000] {
+        tally.case(&format!("{levels} levels"), || {
+            let job = submitted(&host, GAMES, &nested(levels), "");
+            assert_eq!(host.wait_for(&job, ENDED), "Completed", "{}", host.ctl(&["logs", &job]).stdout);
+            eventually("its directory is removed", SOON, || {
+                let left = fs::read_dir(host.state().join("jobs")).expect("a directory").flatten();
+                let mut names = left.map(|entry| entry.file_name().to_string_lossy().into_owned());
+                (!names.any(|name| name.contains(&job))).then_some(())
+            });
+        });
+    }
 }

@@ -55,7 +55,8 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
         merge: Merge::Rows(&[
-            "L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "K1", "K2", "K3", "O1", "O3", "O4", "A1",
+            "L1", "L2", "C1", "C2", "U1", "U2", "H1", "H2", "H3", "K1", "K2", "K3", "K4", "O1", "O3", "O4",
+            "A1",
         ]),
         long: &[],
     }

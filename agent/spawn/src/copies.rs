@@ -9,13 +9,16 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid};
 use rustix::io::Errno;
 
-use crate::files::DEEPEST;
+use crate::walk::{self, Ladder, Walk};
 
 /// Most paths that are named as left out; more would not fit into an answer.
 const MOST_NAMED: usize = 100;
+
+/// The longest path that is named, in bytes; of a longer one, the part that fits.
+const LONGEST_NAMED: usize = 200;
 
 /// The largest part of a file that is copied at a time, in bytes.
 const PART: usize = 16 << 20;
@@ -47,62 +50,76 @@ pub(crate) fn copy(
     most: u64,
 ) -> io::Result<Vec<PathBuf>> {
     let mut copy = Copy { to, from, left: most, left_out: Vec::new() };
-    copy.directory(source, target, Path::new(""), 0)?;
+    copy.tree(source.try_clone()?, target.try_clone()?)?;
     Ok(copy.left_out)
 }
 
 impl Copy<'_> {
-    fn directory(&mut self, source: &OwnedFd, target: &OwnedFd, at: &Path, depth: usize) -> io::Result<()> {
-        if depth > DEEPEST {
-            return Err(ErrorKind::InvalidFilename.into());
-        }
-        for entry in Dir::read_from(source)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let path = at.join(path_of(name));
-            match self.entry(source, target, name, &path, depth) {
+    fn tree(&mut self, source: OwnedFd, target: OwnedFd) -> io::Result<()> {
+        let (mut walk, mut into, mut path) = (Walk::of(source), Ladder::new(target), PathBuf::new());
+        loop {
+            let next = match walk.next() {
+                Err(error) if error.kind() == ErrorKind::NotFound => None, // the directory was removed meanwhile
+                Err(error) if is_kept_back(&error) => {
+                    self.leave_out(&path);
+                    None
+                }
+                next => next?,
+            };
+            let Some(name) = next else {
+                path.pop();
+                match walk.up()? && into.up()? {
+                    true => continue,
+                    false => return Ok(()),
+                }
+            };
+            path.push(path_of(&name));
+            match self.entry(walk.at(), into.at(), &name, &path) {
+                Ok(Some((below, made))) => {
+                    walk.enter(below)?;
+                    into.down(made)?;
+                    continue;
+                }
+                Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {} // removed meanwhile
-                Err(error) if is_kept_back(&error) => self.leave_out(path),
-                copied => copied?,
+                Err(error) if is_kept_back(&error) => self.leave_out(&path),
+                Err(error) => return Err(error),
             }
+            path.pop();
         }
-        Ok(())
     }
 
+    /// Copies what is no directory; a directory is made, and both are returned.
     fn entry(
         &mut self,
         source: &OwnedFd,
         target: &OwnedFd,
         name: &CStr,
         path: &Path,
-        depth: usize,
-    ) -> io::Result<()> {
+    ) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = rustix::fs::openat(source, name, flags, Mode::empty())?;
         let seen = rustix::fs::fstat(&entry)?;
         if !(self.from)(&seen) {
-            self.leave_out(path.to_owned());
-            return Ok(());
+            self.leave_out(path);
+            return Ok(None);
         }
         match FileType::from_raw_mode(seen.st_mode) {
             FileType::Directory => {
                 let below = open(&entry, OFlags::RDONLY | OFlags::DIRECTORY)?;
                 rustix::fs::mkdirat(target, name, Mode::RWXU)?;
-                let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let made = rustix::fs::openat(target, name, flags, Mode::empty())?;
+                let made = walk::open(target, name)?;
                 self.own(made.as_fd())?;
-                self.directory(&below, &made, path, depth + 1)
+                return Ok(Some((below, made)));
             }
-            FileType::RegularFile => self.file(&open(&entry, OFlags::RDONLY)?, target, name),
+            FileType::RegularFile => self.file(&open(&entry, OFlags::RDONLY)?, target, name)?,
             FileType::Symlink => {
                 let leads_to = rustix::fs::readlinkat(&entry, c"", Vec::new())?;
-                Ok(rustix::fs::symlinkat(&leads_to, target, name)?)
+                rustix::fs::symlinkat(&leads_to, target, name)?;
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(None)
     }
 
     fn file(&mut self, source: &OwnedFd, target: &OwnedFd, name: &CStr) -> io::Result<()> {
@@ -168,9 +185,12 @@ impl Copy<'_> {
         Ok(rustix::fs::chownat(made, c"", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
     }
 
-    fn leave_out(&mut self, path: PathBuf) {
+    fn leave_out(&mut self, path: &Path) {
         if self.left_out.len() < MOST_NAMED {
-            self.left_out.push(path);
+            let is_short = |path: &&Path| path.as_os_str().len() <= LONGEST_NAMED;
+            let named = path.ancestors().find(is_short).unwrap_or(Path::new(""));
+            // An answer is text, and a job gives names as it likes.
+            self.left_out.push(PathBuf::from(named.to_string_lossy().into_owned()));
         }
     }
 }

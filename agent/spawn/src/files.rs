@@ -5,17 +5,15 @@
 //! which may be outside, never does: it can be a link that somebody made to what he keeps elsewhere, or a colleague does.
 
 use std::ffi::CStr;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use crate::copies::Replacer;
+use crate::walk::{self, Walk};
 use crate::wire::{GivenPart, TakenPart};
-
-/// No tree is deeper, since the length of a path is limited.
-pub(crate) const DEEPEST: usize = 2048;
 
 /// The bits that a file never has once it was taken: set-id and sticky ones, and writing by others.
 const NEVER: u32 = 0o7022;
@@ -39,7 +37,7 @@ pub(crate) fn give(
         let is_whole = is_directory(seen) || (kind == GivenPart::Everything && seen.st_nlink <= 1);
         if is_due && is_whole { change(entry.at, to) } else { Ok(()) }
     };
-    each(root, 0, false, &mut act)
+    each(root, false, &mut act)
 }
 
 /// Takes files of one user, or the directories of those whom this `serves`.
@@ -66,7 +64,7 @@ pub(crate) fn take(
             true => take_copy(entry, seen, to, part, &mut replacer),
         }
     };
-    each(root, 0, true, &mut act)
+    each(root, true, &mut act)
 }
 
 fn take_one(entry: &OwnedFd, seen: &Stat, to: (u32, u32)) -> io::Result<()> {
@@ -130,32 +128,35 @@ struct Entry<'a> {
 
 type Act<'a> = &'a mut dyn FnMut(&Entry<'_>, &Stat) -> io::Result<()>;
 
-/// Acts on the content of a directory and on the directory itself; the order (`first`) decides who may enter it.
-fn each(directory: &OwnedFd, depth: usize, first: bool, act: Act<'_>) -> io::Result<()> {
-    if depth > DEEPEST {
-        return Err(ErrorKind::InvalidFilename.into());
-    }
-    let (entry, seen) = (Entry { at: directory, named: None }, rustix::fs::fstat(directory)?);
-    if first {
-        act(&entry, &seen)?;
-    }
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            one(directory, entry.file_name(), depth, first, act)?;
+/// Acts on every directory and all that is in it; the order (`first`: before its content) decides who may enter it.
+fn each(root: &OwnedFd, first: bool, act: Act<'_>) -> io::Result<()> {
+    let mut walk = Walk::of(root.try_clone()?);
+    on_directory(walk.at(), first, act)?;
+    loop {
+        let Some(name) = walk.next()? else {
+            on_directory(walk.at(), !first, act)?;
+            match walk.up()? {
+                true => continue,
+                false => return Ok(()),
+            }
+        };
+        match walk::open(walk.at(), &name) {
+            Ok(below) => {
+                on_directory(&below, first, act)?;
+                walk.enter(below)?;
+            }
+            Err(Errno::NOTDIR | Errno::LOOP) => on_other(walk.at(), &name, act)?,
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
         }
     }
-    if first { Ok(()) } else { act(&entry, &seen) }
 }
 
-fn one(directory: &OwnedFd, name: &CStr, depth: usize, first: bool, act: Act<'_>) -> io::Result<()> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match rustix::fs::openat(directory, name, flags, Mode::empty()) {
-        Ok(below) => return each(&below, depth + 1, first, act),
-        Err(Errno::NOTDIR | Errno::LOOP) => {}
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    }
+fn on_directory(at: &OwnedFd, is_due: bool, act: Act<'_>) -> io::Result<()> {
+    if is_due { act(&Entry { at, named: None }, &rustix::fs::fstat(at)?) } else { Ok(()) }
+}
+
+fn on_other(directory: &OwnedFd, name: &CStr, act: Act<'_>) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(directory, name, flags, Mode::empty()) {
         Ok(entry) => {
@@ -169,6 +170,65 @@ fn one(directory: &OwnedFd, name: &CStr, depth: usize, first: bool, act: Act<'_>
         Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// How often a directory is listed anew while something is removed from it.
+const MOST_LISTINGS: u32 = 100;
+
+/// Removes what is at `name`, with all that is in it. This user's own directories are opened for that.
+pub(crate) fn remove(parent: &OwnedFd, name: &CStr) -> io::Result<()> {
+    let Some(root) = unlink(parent, name)? else { return Ok(()) };
+    let mut walk = Walk::of(root);
+    let mut names = Vec::new();
+    let mut removed_some = false;
+    loop {
+        if let Some(entry) = walk.next()? {
+            match unlink(walk.at(), &entry)? {
+                None => removed_some = true,
+                Some(below) => {
+                    walk.enter(below)?;
+                    names.push(entry);
+                    removed_some = false;
+                }
+            }
+        } else if removed_some && walk.again() < MOST_LISTINGS {
+            removed_some = false; // some file systems leave names out of a listing while others are removed
+        } else {
+            let Some(left) = names.pop() else {
+                return gone(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR));
+            };
+            walk.up()?;
+            gone(rustix::fs::unlinkat(walk.at(), &left, AtFlags::REMOVEDIR))?;
+            removed_some = true;
+        }
+    }
+}
+
+fn gone(removed: Result<(), Errno>) -> io::Result<()> {
+    match removed {
+        Err(Errno::NOENT) => Ok(()),
+        removed => Ok(removed?),
+    }
+}
+
+/// Removes what is no directory; a directory is opened.
+fn unlink(parent: &OwnedFd, name: &CStr) -> io::Result<Option<OwnedFd>> {
+    let refused = match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(None),
+        Err(error @ (Errno::ISDIR | Errno::PERM)) => error,
+        Err(error) => return Err(error.into()),
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        Err(_) => return Err(refused.into()),
+        Ok(found) => found,
+    };
+    let seen = rustix::fs::fstat(&found)?;
+    if seen.st_mode & DIRECTORY != DIRECTORY && seen.st_uid == rustix::process::geteuid().as_raw() {
+        rustix::fs::chmod(place(&found), Mode::from_raw_mode(seen.st_mode & 0o7777 | DIRECTORY))?;
+    }
+    Ok(Some(walk::open(&found, c".")?))
 }
 
 #[cfg(test)]
@@ -356,5 +416,101 @@ mod tests {
         // A file system that shares the blocks of copies needs no room.
         assert!(owner(&there) == KEEPER || there.metadata().unwrap().ino() == key.metadata().unwrap().ino());
         assert_eq!(fs::read_dir(linked.temp.path().join("tree/d")).unwrap().count(), 3);
+    }
+
+    /// Deeper than a path can be long, and than a process may have files open.
+    const DEEP: usize = 3000;
+
+    /// A tree of one user, with a file at its end.
+    fn deep(root: &Path, uid: u32) {
+        fs::create_dir(root).unwrap();
+        let mut at = agent_fs::open_directory(root).unwrap();
+        for _ in 0..DEEP {
+            rustix::fs::mkdirat(&at, c"d", Mode::RWXU).unwrap();
+            let (owner, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+            rustix::fs::chownat(&at, c"d", Some(owner), Some(group), AtFlags::empty()).unwrap();
+            at = walk::open(&at, c"d").unwrap();
+        }
+        let flags = OFlags::CREATE | OFlags::WRONLY;
+        drop(rustix::fs::openat(&at, c"last", flags, Mode::RUSR).unwrap());
+        chown(root, Some(uid), Some(uid)).unwrap();
+    }
+
+    /// How many directories are one in another, and who owns the last.
+    fn bottom(root: &Path) -> (usize, u32) {
+        let mut at = agent_fs::open_directory(root).unwrap();
+        let mut depth = 0;
+        while let Ok(below) = walk::open(&at, c"d") {
+            (at, depth) = (below, depth + 1);
+        }
+        (depth, rustix::fs::fstat(at).unwrap().st_uid)
+    }
+
+    #[test]
+    fn test_a_tree_of_any_depth_is_given_taken_copied_and_removed_with_few_descriptors() {
+        let root = nix::unistd::geteuid().is_root();
+        let uid = if root { JOB } else { nix::unistd::geteuid().as_raw() };
+        let temp = tempfile::tempdir().unwrap();
+        let [tree, copy] = ["tree", "copy"].map(|name| temp.path().join(name));
+        deep(&tree, uid);
+        fs::create_dir(&copy).unwrap();
+        let open = |path: &Path| agent_fs::open_directory(path).unwrap();
+        // Other tests of this process have some open, too.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let few = rustix::process::Rlimit { current: Some(256), ..limit };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        let left_out = crate::copies::copy(&open(&tree), &open(&copy), None, &|_| true, 1 << 20).unwrap();
+        assert_eq!((left_out.len(), bottom(&copy).0), (0, DEEP));
+        if root {
+            let part = TakenPart::Whole { uid: JOB };
+            take(&open(&tree), (KEEPER, KEEPER), part, &|_| false).unwrap();
+            assert_eq!(bottom(&tree), (DEEP, KEEPER));
+            give(&open(&tree), (JOB, JOB), &|_| true, GivenPart::Everything).unwrap();
+            assert_eq!(bottom(&tree), (DEEP, JOB));
+        }
+        for name in [c"tree", c"copy", c"none"] {
+            remove(&open(temp.path()), name).unwrap();
+        }
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    }
+
+    #[test]
+    fn test_a_wide_tree_is_removed_and_what_its_links_lead_to_stays() {
+        let temp = tempfile::tempdir().unwrap();
+        let (tree, beyond) = (temp.path().join("tree"), temp.path().join("beyond"));
+        fs::create_dir(&beyond).unwrap();
+        fs::write(beyond.join("a"), "a").unwrap();
+        for number in 0..50 {
+            let dir = tree.join(format!("d{number}/e/f"));
+            fs::create_dir_all(&dir).unwrap();
+            (0..50).for_each(|file| fs::write(dir.join(file.to_string()), "x").unwrap());
+            symlink(&beyond, dir.join("link")).unwrap();
+        }
+        fs::set_permissions(tree.join("d7/e"), fs::Permissions::from_mode(0o0)).unwrap();
+        remove(&agent_fs::open_directory(temp.path()).unwrap(), c"tree").unwrap();
+        assert!(!tree.exists() && beyond.join("a").exists());
+    }
+
+    /// Where `..` leads elsewhere, nothing there is touched.
+    #[test]
+    fn test_a_deep_directory_that_is_moved_away_ends_the_walk() {
+        let temp = tempfile::tempdir().unwrap();
+        let (tree, away) = (temp.path().join("tree"), temp.path().join("away"));
+        deep(&tree, nix::unistd::geteuid().as_raw());
+        fs::create_dir(&away).unwrap();
+        let (mut ladder, mut names) = (crate::walk::Ladder::new(agent_fs::open_directory(&tree).unwrap()), 0);
+        while let Ok(below) = walk::open(ladder.at(), c"d") {
+            ladder.down(below).unwrap();
+            names += 1;
+        }
+        assert!(ladder.up().unwrap());
+        let above = walk::open(ladder.at(), c"..").unwrap();
+        rustix::fs::renameat(&above, c"d", agent_fs::open_directory(&away).unwrap(), c"d").unwrap();
+        assert_eq!(names, DEEP);
+        ladder.up().unwrap_err();
+        for name in [c"tree", c"away"] {
+            remove(&agent_fs::open_directory(temp.path()).unwrap(), name).unwrap();
+        }
     }
 }

@@ -28,11 +28,14 @@ pub mod limits;
 mod scope;
 mod silent;
 mod start;
+mod walk;
 mod wire;
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::OnceLock;
@@ -137,41 +140,23 @@ pub fn copy(base: &Path, below: &Path, to: &Path, uid: Option<u32>, most: u64) -
     }
 }
 
-/// Removes a tree, whichever users own its files, also if some of its directories are closed. A tree that does not exist
-/// is no error.
+/// Removes a tree, whichever users own its files, however deep it is, also if some of its directories are closed. A tree
+/// that does not exist is no error. What stands at `path` instead of a tree is removed, too.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
-    let removed = match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            if let Some(helper) = HELPER.get() {
-                client::take(helper, path, TakenPart::Directories)?;
-            }
-            open_directories(path)?;
-            std::fs::remove_dir_all(path)
-        }
-        removed => removed,
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = match rustix::fs::open(above, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        parent => parent?,
     };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Gives this user all rights for its own directories of a tree.
-fn open_directories(path: &Path) -> io::Result<()> {
-    let mut left = vec![path.to_owned()];
-    while let Some(directory) = left.pop() {
-        let mode = directory.symlink_metadata()?.permissions().mode();
-        if mode & 0o700 != 0o700 {
-            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(mode | 0o700))?;
+    let name = CString::new(name.as_bytes())?;
+    match (files::remove(&parent, &name), HELPER.get()) {
+        (Err(error), Some(helper)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            client::take(helper, path, TakenPart::Directories)?;
+            files::remove(&parent, &name)
         }
-        for entry in directory.read_dir()? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                left.push(entry.path());
-            }
-        }
+        (removed, _) => removed,
     }
-    Ok(())
 }
 
 /// Kills the processes that are in the groups or bear the mark, until none is left or the time is over. Returns how
