@@ -30,6 +30,11 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row { id: "K3", promise: "a flood of silent connections keeps nobody from the helper", run: flood },
     Row { id: "K4", promise: "a tree of any depth that a job leaves is removed", run: deep },
+    Row {
+        id: "K5",
+        promise: "without its helper the daemon waits and says so, builds begin anew, and none is left beside",
+        run: away,
+    },
 ];
 
 /// A file of the machine that a job links to: its name, its owner, its mode.
@@ -307,4 +312,89 @@ fn deep(tally: &mut Tally, _: &Scale) {
             });
         });
     }
+}
+
+/// A package that says when it is built, and then takes a while.
+fn slow_package(host: &Host, name: &str, witness: &Path, build: &str) -> PathBuf {
+    let package = host.home().join(name);
+    fs::create_dir_all(&package).expect("a directory");
+    let project = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n\
+                   [project]\nname = 'slow'\nversion = '1'\n";
+    fs::write(package.join("pyproject.toml"), project).expect("a file");
+    let backend = format!(
+        r#"import os, subprocess, sys, time, zipfile
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    open("{w}/begun", "a").write("begun\n")
+    {build}
+    name = "slow-1-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(directory, name), "w") as wheel:
+        wheel.writestr("slow.py", "x = 1\n")
+        wheel.writestr("slow-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: slow\nVersion: 1\n")
+        wheel.writestr("slow-1.dist-info/WHEEL",
+                       "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("slow-1.dist-info/RECORD", "")
+    return name
+"#,
+        w = witness.display()
+    );
+    fs::write(package.join("backend.py"), backend).expect("a file");
+    fs::set_permissions(&package, Permissions::from_mode(0o777)).expect("its own directory");
+    package
+}
+
+fn needs(package: &Path) -> String {
+    format!(
+        "environment: {{python: /usr/bin/python3, requirements: ['slow @ file://{}']}}\n",
+        package.display()
+    )
+}
+
+fn begun(witness: &Path) -> usize {
+    fs::read_to_string(witness.join("begun")).unwrap_or_default().lines().count()
+}
+
+fn away(tally: &mut Tally, _: &Scale) {
+    let (host, mut helper) = split_with(&[("AGENTD_UV", "never")]);
+    let dir = witness(&host);
+    let package = slow_package(&host, "slow", &dir, "time.sleep(4)");
+    tally.case("a build begins anew when its helper is started again, and is alone", || {
+        let job = submitted(&host, GAMES, "python -c 'import slow; print(slow.x)'", &needs(&package));
+        eventually("it is built", SOON, || (begun(&dir) == 1).then_some(()));
+        helper.kill();
+        eventually("the build ends with its helper", SOON, || of_user(BUILDER).is_empty().then_some(()));
+        helper = Helper::start(host.home(), &host.state());
+        let state = host.wait_for(&job, ENDED);
+        assert_eq!(state, "Completed", "{}", host.ctl(&["why", &job]).stdout);
+        assert_eq!(begun(&dir), 2);
+        assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "1\n");
+    });
+    let says_why = |job: &str| {
+        eventually("the job says what it waits for", SOON, || {
+            host.ctl(&["show", job]).stdout.contains("agent-spawn does not answer").then_some(())
+        });
+    };
+    let doctor = |grade: &str| {
+        eventually("the machine says it too", SOON, || {
+            let said = host.ctl(&["doctor"]).stdout;
+            said.lines().any(|line| line.contains(grade) && line.contains("privileges")).then_some(())
+        });
+    };
+    tally.case("a helper that is stopped is waited for", || {
+        helper.kill();
+        let job = submitted(&host, GAMES, "echo ran", "");
+        says_why(&job);
+        doctor("limited");
+        helper = Helper::start(host.home(), &host.state());
+        assert_eq!(host.wait_for(&job, ENDED), "Completed");
+        doctor("good");
+    });
+    tally.case("a helper that is frozen is waited for", || {
+        agent_tests::signal(helper.pid(), Signal::STOP);
+        let job = submitted(&host, GAMES, "echo ran", "");
+        says_why(&job);
+        doctor("limited");
+        agent_tests::signal(helper.pid(), Signal::CONT);
+        assert_eq!(host.wait_for(&job, ENDED), "Completed");
+        doctor("good");
+    });
 }

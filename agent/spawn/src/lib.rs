@@ -81,6 +81,16 @@ pub fn has_helper() -> bool {
     HELPER.get().is_some()
 }
 
+/// Asks the helper, if there is one, whether it is there; if not, what is wrong. Blocks for some seconds at most.
+pub fn what_is_wrong() -> Option<String> {
+    client::what_is_wrong(HELPER.get()?)
+}
+
+/// What is known to be wrong with the helper: an operation of this process, or [`what_is_wrong`], waits for it.
+pub fn is_waited_for() -> Option<String> {
+    client::away()
+}
+
 /// Jobs of this process can run as users other than its own.
 pub fn serves_others() -> bool {
     has_helper() || nix::unistd::geteuid().is_root()
@@ -183,12 +193,12 @@ pub struct Started {
     pub pid: i32,
     /// Readable once it has ended.
     pub pidfd: OwnedFd,
-    /// The connection on which its end is reported. A builder is killed when this is closed.
+    /// The connection on which its end is reported. A builder is killed when this is closed, and when its helper ends.
     end: OwnedFd,
 }
 
 impl Started {
-    /// How it ended. Blocks until it has.
+    /// How it ended; where its helper ended first, as if it had been killed. Blocks until it has.
     pub fn wait(&self) -> io::Result<ExitStatus> {
         client::wait(self)
     }

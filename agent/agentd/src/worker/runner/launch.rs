@@ -141,6 +141,7 @@ impl<J: Journal> Runner<J> {
             if let Some(container_spec) = container_spec {
                 self.prepare(&mut launch, container_spec).await?;
             }
+            self.until_helped().await?;
             let error = match self.worker.executor.launch(&self.dir, &launch, container_spec).await {
                 Ok(running) => return Continue(running),
                 Err(error) => error,
