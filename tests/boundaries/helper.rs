@@ -35,6 +35,7 @@ pub(crate) const ROWS: &[Row] = &[
         promise: "without its helper the daemon waits and says so, builds begin anew, and none is left beside",
         run: away,
     },
+    Row { id: "K6", promise: "the memory of a build is that of all its processes", run: memory },
 ];
 
 /// A file of the machine that a job links to: its name, its owner, its mode.
@@ -396,5 +397,39 @@ fn away(tally: &mut Tally, _: &Scale) {
         agent_tests::signal(helper.pid(), Signal::CONT);
         assert_eq!(host.wait_for(&job, ENDED), "Completed");
         doctor("good");
+    });
+}
+
+fn memory(tally: &mut Tally, _: &Scale) {
+    let (host, _helper) = split_with(&[("AGENTD_UV", "never"), ("AGENTD_BUILDER_MEMORY", "256MiB")]);
+    let dir = witness(&host);
+    let takes = |name: &str, processes: usize, megabytes: usize| {
+        let program = format!("import time; x = b\"x\" * ({megabytes} << 20); time.sleep(3)");
+        let build = format!(
+            "all = [subprocess.Popen([sys.executable, '-c', '{program}']) for _ in range({processes})]\n    \
+             if any([each.wait() for each in all]): sys.exit(1)\n    \
+             open('{}/{name}', 'w').write('took it')",
+            dir.display()
+        );
+        let package = slow_package(&host, name, &dir, &build);
+        let job = submitted(&host, GAMES, "true", &needs(&package));
+        let state = host.wait_for(&job, ENDED);
+        (state, dir.join(name).exists(), host.ctl(&["why", &job]).stdout)
+    };
+    tally.case("a child of a build that takes more is ended", || {
+        let (state, took, why) = takes("one", 1, 600);
+        assert_eq!((state.as_str(), took), ("Failed", false), "{why}");
+    });
+    if bounds::Group::new("memory", ("memory.limit_in_bytes", "1073741824")).is_none() && !bounds::unified() {
+        return; // each process has a limit of its own then
+    }
+    tally.case("several that take more together are ended, and it is told why", || {
+        let (state, took, why) = takes("several", 3, 150);
+        assert_eq!((state.as_str(), took), ("Failed", false), "{why}");
+        assert!(why.contains("builder_memory"), "{why}");
+    });
+    tally.case("what stays below is built", || {
+        let (state, took, why) = takes("less", 2, 50);
+        assert_eq!((state.as_str(), took), ("Completed", true), "{why}");
     });
 }

@@ -31,6 +31,9 @@ pub const WORKS_IN: &str = "as-in";
 /// The variable with the number of the process that started it, with which it ends.
 pub const STARTER: &str = "as-of";
 
+/// The variable with the path of the gate that it waits at ([`pass`]).
+pub const GATE: &str = "as-gate";
+
 /// The variable with the number of files that the program may have open.
 pub const FILES: &str = "as-files";
 
@@ -132,6 +135,19 @@ pub fn end_with(starter: i32) -> io::Result<()> {
     match nix::unistd::getppid().as_raw() == starter {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::NotFound, "whoever started this has ended")),
+    }
+}
+
+/// Waits at the gate: until whoever started this has limited the memory of this process and of what it will start. What
+/// is read is the limit that each process has to have by itself, where they have none together. A gate that is gone is
+/// open.
+pub fn pass(gate: &Path) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let said = std::fs::read_to_string(gate).unwrap_or_default();
+    if let Ok(each) = said.parse::<u64>()
+        && let Ok((_, most)) = getrlimit(Resource::RLIMIT_DATA)
+    {
+        let _ = setrlimit(Resource::RLIMIT_DATA, each.min(most), each.min(most));
     }
 }
 

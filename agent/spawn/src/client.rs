@@ -16,7 +16,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, set
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
-use crate::{Program, Scope, ScopeError, Started};
+use crate::{Ended, Program, Scope, ScopeError, Started};
 
 /// How long a helper may take to do what it is asked; giving a large tree takes longest.
 const ANSWER: Duration = Duration::from_secs(600);
@@ -246,14 +246,15 @@ fn started((answer, mut got, end): Answered) -> io::Result<Started> {
 }
 
 /// A helper that has ended took its builders with it, and how a supervisor ended nobody knows.
-pub(crate) fn wait(started: &Started) -> io::Result<ExitStatus> {
+pub(crate) fn wait(started: &Started) -> io::Result<Ended> {
+    let lost = Ended { status: ExitStatus::from_raw(Signal::SIGKILL as i32), out_of_memory: false };
     match wire::receive(started.end.as_fd()) {
-        Ok(Some((RootAnswer::Ended { status }, _))) => Ok(ExitStatus::from_raw(status)),
-        Ok(Some((answer, _))) => Err(odd(&answer)),
-        Ok(None) => Ok(ExitStatus::from_raw(Signal::SIGKILL as i32)),
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => {
-            Ok(ExitStatus::from_raw(Signal::SIGKILL as i32))
+        Ok(Some((RootAnswer::Ended { status, out_of_memory }, _))) => {
+            Ok(Ended { status: ExitStatus::from_raw(status), out_of_memory })
         }
+        Ok(Some((answer, _))) => Err(odd(&answer)),
+        Ok(None) => Ok(lost),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(lost),
         Err(error) => Err(error),
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use agent_fs::Links;
 use agent_shim::apart::Assigned;
 use agent_shim::cgroup::{Groups, SCOPE_PREFIX};
-use agent_shim::process::{self, Process};
+use agent_shim::process;
 use agent_shim::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
@@ -29,6 +29,7 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::limits::{HelperLimits, LimitError};
+use crate::memory::{Gate, Limit};
 use crate::silent::{Connection, Peer, Silent};
 use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
 use crate::{Program, Scope, copies, files, scope, start};
@@ -167,12 +168,9 @@ fn obey(
         RootVerb::Supervise { replica, uid } => {
             let (mut child, pidfd) = supervise(limits, &replica, uid, descriptors)?;
             wire::send(stream.as_fd(), &RootAnswer::Started { pid: child.id() as i32 }, &[pidfd.as_fd()])?;
-            Ok(RootAnswer::Ended { status: child.wait()?.into_raw() })
+            Ok(RootAnswer::Ended { status: child.wait()?.into_raw(), out_of_memory: false })
         }
-        RootVerb::Build(program) => {
-            let (child, pidfd) = build(limits, &program, descriptors)?;
-            follow(stream, child, &pidfd)
-        }
+        RootVerb::Build(program) => follow(stream, build(limits, &program, descriptors)?),
         RootVerb::Enclose { pid, scope } => enclose(limits, pid, &scope),
         RootVerb::Kill { groups, mark, within_ms } => {
             limits.targets(&groups, &mark)?;
@@ -229,22 +227,40 @@ fn supervise(
     child_with_handle(child)
 }
 
-fn build(
-    limits: &HelperLimits,
-    program: &Program,
-    descriptors: Vec<OwnedFd>,
-) -> Result<(Child, OwnedFd), Undone> {
+fn build(limits: &HelperLimits, program: &Program, descriptors: Vec<OwnedFd>) -> Result<Builder, Undone> {
     let [input, output, error]: [OwnedFd; 3] = descriptors.try_into().map_err(|_| LimitError::Descriptors)?;
     if !is_pipe(&output) || !is_pipe(&error) {
         return Err(LimitError::Descriptors.into());
     }
-    let mut command = start::builder(&limits.shim, limits.builder(), limits.files, program);
+    let mut gate = Gate::new()?;
+    let mut command = start::builder(limits, program, &gate.path());
     command.stdin(input).stdout(output).stderr(error).process_group(0);
-    let child = command.spawn()?;
+    let mut child = command.spawn()?;
+    let pid = child.id() as i32;
     if program.nice > 0 {
-        start::give_way(child.id() as i32, program.nice);
+        start::give_way(pid, program.nice);
     }
-    child_with_handle(child)
+    let limit = program.memory.map(|memory| Limit::of(pid, memory));
+    let ready = sys::pidfd_open(pid).and_then(|pidfd| {
+        gate.open(limit.as_ref().and_then(Limit::each))?;
+        Ok(pidfd)
+    });
+    match ready {
+        Ok(pidfd) => Ok(Builder { child, pidfd, limit, _gate: gate }),
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error.into())
+        }
+    }
+}
+
+/// A builder that runs.
+struct Builder {
+    child: Child,
+    pidfd: OwnedFd,
+    limit: Option<Limit>,
+    _gate: Gate,
 }
 
 /// A child is given the daemon's end of a pipe, and nothing that root could write into.
@@ -259,11 +275,11 @@ fn child_with_handle(child: Child) -> Result<(Child, OwnedFd), Undone> {
 }
 
 /// A builder is killed when the client that waits for it is gone.
-fn follow(stream: &OwnedFd, mut child: Child, pidfd: &OwnedFd) -> Result<RootAnswer, Undone> {
-    let pid = child.id() as i32;
-    let told = wire::send(stream.as_fd(), &RootAnswer::Started { pid }, &[pidfd.as_fd()]);
-    let mut waits =
-        [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN), PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+fn follow(stream: &OwnedFd, mut builder: Builder) -> Result<RootAnswer, Undone> {
+    let pid = builder.child.id() as i32;
+    let told = wire::send(stream.as_fd(), &RootAnswer::Started { pid }, &[builder.pidfd.as_fd()]);
+    let [ends, gone] = [&builder.pidfd, stream].map(|file| PollFd::new(file.as_fd(), PollFlags::POLLIN));
+    let mut waits = [ends, gone];
     let ended = told.and_then(|()| {
         loop {
             match poll(&mut waits, PollTimeout::NONE) {
@@ -272,24 +288,21 @@ fn follow(stream: &OwnedFd, mut child: Child, pidfd: &OwnedFd) -> Result<RootAns
             }
         }
     });
+    let out_of_memory = builder.limit.as_ref().is_some_and(Limit::was_exceeded);
     let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL); // not reaped yet, so the number is still its own
-    let status = child.wait()?;
+    let status = builder.child.wait()?;
     ended?;
-    Ok(RootAnswer::Ended { status: status.into_raw() })
+    Ok(RootAnswer::Ended { status: status.into_raw(), out_of_memory })
 }
 
 fn enclose(limits: &HelperLimits, pid: i32, wanted: &Scope) -> Result<RootAnswer, Undone> {
-    let is_due = match wanted {
-        Scope::Job { .. } => is_supervisor(limits, pid),
-        Scope::Builder { .. } => {
-            Process::find(pid).is_some_and(|found| found.parent == std::process::id() as i32)
-        }
-    };
+    // Builders are put into theirs as they are started.
+    let is_due = matches!(wanted, Scope::Job { .. }) && is_supervisor(limits, pid);
     if !is_due {
         return Err(LimitError::Process(pid).into());
     }
     let group = scope::make(pid, wanted).map_err(io::Error::other)?;
-    if matches!(wanted, Scope::Job { .. }) && is_supervisor(limits, pid) {
+    if is_supervisor(limits, pid) {
         delegate(pid, limits.keeper)?;
     }
     Ok(RootAnswer::Enclosed { group })

@@ -12,8 +12,8 @@
 //! | take | gives what one such user left in a tree to the daemon |
 //! | copy | copies what such a user has written so far into a directory of the daemon |
 //! | supervise | starts a supervisor for the job of a user |
-//! | build | starts a program as the user of builders |
-//! | enclose | puts a supervisor or a builder into a scope of systemd |
+//! | build | starts a program as the user of builders, with a limit on its memory |
+//! | enclose | puts a supervisor into a scope of systemd |
 //! | kill | kills the remaining processes of a job or a builder |
 //!
 //! Invariants: nothing here parses data of a job or a package; whatever the daemon asks, nothing outside of the state
@@ -25,6 +25,7 @@ mod copies;
 mod files;
 pub mod helper;
 pub mod limits;
+mod memory;
 mod scope;
 mod silent;
 mod start;
@@ -199,9 +200,18 @@ pub struct Started {
 
 impl Started {
     /// How it ended; where its helper ended first, as if it had been killed. Blocks until it has.
-    pub fn wait(&self) -> io::Result<ExitStatus> {
+    pub fn wait(&self) -> io::Result<Ended> {
         client::wait(self)
     }
+}
+
+/// How a process ended that the helper started.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// As the kernel says it.
+    pub status: ExitStatus,
+    /// One of its processes was killed because they took more memory together than they may.
+    pub out_of_memory: bool,
 }
 
 /// Has the helper start a supervisor at a job directory for a job of this user; `None` without a helper.
@@ -220,6 +230,8 @@ pub struct Program {
     pub cwd: PathBuf,
     /// How much nicer than the daemon it is.
     pub nice: i32,
+    /// The most memory that it and all that it starts may take together, in bytes.
+    pub memory: Option<u64>,
 }
 
 /// Has the helper run a program as the user of builders, with these as its standard streams; `None` without a helper.

@@ -58,7 +58,7 @@ pub enum LimitError {
     #[error("`{0}` names no replica")]
     Replica(String),
     /// A process is not one that may be put into a scope.
-    #[error("process {0} is neither a supervisor nor a builder")]
+    #[error("process {0} is no supervisor")]
     Process(i32),
     /// The target of a kill does not belong to a job.
     #[error("{0} is nothing of a job")]

@@ -98,6 +98,7 @@ pub(crate) enum RootAnswer {
     },
     Ended {
         status: i32,
+        out_of_memory: bool,
     },
     Enclosed {
         group: PathBuf,
