@@ -32,7 +32,7 @@ pub(crate) fn give(
     from: &dyn Fn(u32) -> bool,
     kind: GivenPart,
 ) -> io::Result<()> {
-    let mut act = |entry: &Entry<'_>, seen: &Stat| {
+    let mut act = |entry: &TreeEntry<'_>, seen: &Stat| {
         let is_due = seen.st_uid != to.0 && from(seen.st_uid);
         let is_whole = is_directory(seen) || (kind == GivenPart::Everything && seen.st_nlink <= 1);
         if is_due && is_whole { change(entry.at, to) } else { Ok(()) }
@@ -53,7 +53,7 @@ pub(crate) fn take(
         TakenPart::Whole { uid } => (Some(uid), u64::MAX),
     };
     let mut replacer = Replacer::new(to, most);
-    let mut act = |entry: &Entry<'_>, seen: &Stat| {
+    let mut act = |entry: &TreeEntry<'_>, seen: &Stat| {
         let is_due = match from {
             Some(uid) => seen.st_uid == uid,
             None => is_directory(seen) && serves(seen.st_uid),
@@ -87,7 +87,7 @@ fn mode_when_taken(seen: &Stat) -> Option<u32> {
 /// A file with a second name stays its owner's: that name may be in his home. Only in a directory that was taken before
 /// can nobody else change what stands at the name here.
 fn take_copy(
-    entry: &Entry<'_>,
+    entry: &TreeEntry<'_>,
     seen: &Stat,
     to: (u32, u32),
     part: TakenPart,
@@ -120,13 +120,13 @@ fn place(entry: &OwnedFd) -> String {
 }
 
 /// Something in the tree, opened.
-struct Entry<'a> {
+struct TreeEntry<'a> {
     at: &'a OwnedFd,
     /// Its directory and its name there; not of a directory.
     named: Option<(&'a OwnedFd, &'a CStr)>,
 }
 
-type Act<'a> = &'a mut dyn FnMut(&Entry<'_>, &Stat) -> io::Result<()>;
+type Act<'a> = &'a mut dyn FnMut(&TreeEntry<'_>, &Stat) -> io::Result<()>;
 
 /// Acts on every directory and all that is in it; the order (`first`: before its content) decides who may enter it.
 fn each(root: &OwnedFd, first: bool, act: Act<'_>) -> io::Result<()> {
@@ -153,7 +153,7 @@ fn each(root: &OwnedFd, first: bool, act: Act<'_>) -> io::Result<()> {
 }
 
 fn on_directory(at: &OwnedFd, is_due: bool, act: Act<'_>) -> io::Result<()> {
-    if is_due { act(&Entry { at, named: None }, &rustix::fs::fstat(at)?) } else { Ok(()) }
+    if is_due { act(&TreeEntry { at, named: None }, &rustix::fs::fstat(at)?) } else { Ok(()) }
 }
 
 fn on_other(directory: &OwnedFd, name: &CStr, act: Act<'_>) -> io::Result<()> {
@@ -164,7 +164,7 @@ fn on_other(directory: &OwnedFd, name: &CStr, act: Act<'_>) -> io::Result<()> {
             // It became a directory meanwhile, and belongs to the user who made it.
             match is_directory(&seen) {
                 true => Ok(()),
-                false => act(&Entry { at: &entry, named: Some((directory, name)) }, &seen),
+                false => act(&TreeEntry { at: &entry, named: Some((directory, name)) }, &seen),
             }
         }
         Err(Errno::NOENT) => Ok(()),

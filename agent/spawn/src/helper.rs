@@ -29,8 +29,8 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::limits::{HelperLimits, LimitError};
-use crate::memory::{Gate, Limit};
-use crate::silent::{Connection, Peer, Silent};
+use crate::memory::{BuilderGate, Limit};
+use crate::silent::{HelperClient, Silent, SilentConnection};
 use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
 use crate::{Program, Scope, copies, files, scope, start};
 
@@ -89,7 +89,7 @@ pub fn serve(listener: BorrowedFd<'_>, limits: HelperLimits) -> io::Result<()> {
         match sys::accept(listener) {
             Ok(stream) => {
                 if let Some(peer) = keeper(&stream, &limits) {
-                    silent.add(Connection { stream, peer });
+                    silent.add(SilentConnection { stream, peer });
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error), // nobody listens
@@ -120,10 +120,10 @@ impl Drop for Taken {
 }
 
 /// Who has connected, if it is of the daemon's user: the socket is that user's, and the kernel is asked all the same.
-fn keeper(stream: &OwnedFd, limits: &HelperLimits) -> Option<Peer> {
+fn keeper(stream: &OwnedFd, limits: &HelperLimits) -> Option<HelperClient> {
     let peer =
         getsockopt(stream, sockopt::PeerCredentials).ok().filter(|peer| peer.uid() == limits.keeper.0)?;
-    Some(Peer { pid: peer.pid(), is_daemon: runs(peer.pid(), &limits.daemon) })
+    Some(HelperClient { pid: peer.pid(), is_daemon: runs(peer.pid(), &limits.daemon) })
 }
 
 fn converse(stream: &OwnedFd, limits: &HelperLimits) -> io::Result<()> {
@@ -232,7 +232,7 @@ fn build(limits: &HelperLimits, program: &Program, descriptors: Vec<OwnedFd>) ->
     if !is_pipe(&output) || !is_pipe(&error) {
         return Err(LimitError::Descriptors.into());
     }
-    let mut gate = Gate::new()?;
+    let mut gate = BuilderGate::new()?;
     let mut command = start::builder(limits, program, &gate.path());
     command.stdin(input).stdout(output).stderr(error).process_group(0);
     let mut child = command.spawn()?;
@@ -260,7 +260,7 @@ struct Builder {
     child: Child,
     pidfd: OwnedFd,
     limit: Option<Limit>,
-    _gate: Gate,
+    _gate: BuilderGate,
 }
 
 /// A child is given the daemon's end of a pipe, and nothing that root could write into.

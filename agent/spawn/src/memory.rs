@@ -1,6 +1,6 @@
 //! The memory limit of a builder of the helper: for all its processes together, whatever the daemon's rights are.
 //!
-//! A builder waits at a [`Gate`] until it is limited, before it starts anything: what a process starts while it is put
+//! A builder waits at a [`BuilderGate`] until it is limited, before it starts anything: what a process starts while it is put
 //! into a group would stay outside. The limit is that of a scope of systemd, or of a control group made here, or, where
 //! neither can be made, one that each of its processes has for itself, which the builder sets for itself.
 //!
@@ -20,15 +20,15 @@ use crate::scope;
 
 /// Where a process waits until it may go on: it opens a pipe by a path, and reads to its end. It may come late, so this
 /// is kept for as long as it may.
-pub(crate) struct Gate {
+pub(crate) struct BuilderGate {
     inside: PipeReader,
     outside: Option<PipeWriter>,
 }
 
-impl Gate {
-    pub(crate) fn new() -> io::Result<Gate> {
+impl BuilderGate {
+    pub(crate) fn new() -> io::Result<BuilderGate> {
         let (inside, outside) = io::pipe()?;
-        Ok(Gate { inside, outside: Some(outside) })
+        Ok(BuilderGate { inside, outside: Some(outside) })
     }
 
     pub(crate) fn path(&self) -> PathBuf {

@@ -23,24 +23,24 @@ const MOST_OF_ONE: usize = 16;
 
 /// Whose a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Peer {
+pub(crate) struct HelperClient {
     pub(crate) pid: i32,
     pub(crate) is_daemon: bool,
 }
 
 /// One that is connected.
-pub(crate) struct Connection {
+pub(crate) struct SilentConnection {
     pub(crate) stream: OwnedFd,
-    pub(crate) peer: Peer,
+    pub(crate) peer: HelperClient,
 }
 
 /// The silent connections, in the order in which they came.
 #[derive(Default)]
-pub(crate) struct Silent(Vec<(Connection, Instant)>);
+pub(crate) struct Silent(Vec<(SilentConnection, Instant)>);
 
 impl Silent {
     /// Waits until somebody new connects (`true`), or some of these say something or are closed, which are returned.
-    pub(crate) fn wait(&mut self, listener: BorrowedFd<'_>) -> io::Result<(bool, Vec<Connection>)> {
+    pub(crate) fn wait(&mut self, listener: BorrowedFd<'_>) -> io::Result<(bool, Vec<SilentConnection>)> {
         let is_open = self.0.len() < MOST_SILENT || surplus(&self.peers()).is_some();
         let listens = if is_open { PollFlags::POLLIN } else { PollFlags::empty() };
         let mut waits = vec![PollFd::new(listener, listens)];
@@ -64,7 +64,7 @@ impl Silent {
     }
 
     /// Waits for the request of one more, and closes another where there are too many.
-    pub(crate) fn add(&mut self, connection: Connection) {
+    pub(crate) fn add(&mut self, connection: SilentConnection) {
         self.0.push((connection, Instant::now()));
         if let Some(index) = surplus(&self.peers()) {
             self.0.remove(index);
@@ -76,13 +76,13 @@ impl Silent {
         self.0.retain(|(silent, _)| silent.peer.is_daemon);
     }
 
-    fn peers(&self) -> Vec<Peer> {
+    fn peers(&self) -> Vec<HelperClient> {
         self.0.iter().map(|(silent, _)| silent.peer).collect()
     }
 }
 
 /// Which one to close, of those in the order in which they came.
-fn surplus(peers: &[Peer]) -> Option<usize> {
+fn surplus(peers: &[HelperClient]) -> Option<usize> {
     let newest = peers.last()?;
     let of_the_newest = peers.iter().filter(|peer| peer.pid == newest.pid).count();
     if !newest.is_daemon && of_the_newest > MOST_OF_ONE {
@@ -95,13 +95,13 @@ fn surplus(peers: &[Peer]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn others(count: usize, pid: impl Fn(usize) -> i32) -> Vec<Peer> {
-        (0..count).map(|number| Peer { pid: pid(number), is_daemon: false }).collect()
+    fn others(count: usize, pid: impl Fn(usize) -> i32) -> Vec<HelperClient> {
+        (0..count).map(|number| HelperClient { pid: pid(number), is_daemon: false }).collect()
     }
 
     #[test]
     fn test_the_oldest_of_whoever_has_most_is_closed_and_the_daemons_stay() {
-        let daemon = Peer { pid: 1, is_daemon: true };
+        let daemon = HelperClient { pid: 1, is_daemon: true };
         assert_eq!(surplus(&[]), None);
         assert_eq!(surplus(&others(MOST_OF_ONE, |_| 7)), None);
         let flood = [vec![daemon], others(MOST_OF_ONE + 1, |_| 7)].concat();

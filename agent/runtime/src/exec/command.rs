@@ -27,7 +27,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 
 use super::child::Child;
-use super::memory_group::{Entry, Kills, MemoryGroup};
+use super::memory_group::{GroupEntry, Kills, MemoryGroup};
 
 /// The most output [`Command::capture`] keeps, in bytes; the rest is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
@@ -423,25 +423,25 @@ impl Command {
 }
 
 /// What a child waits for before it becomes its program: both ends of a pipe.
-type Gate = (io::PipeReader, io::PipeWriter);
+type StartPipe = (io::PipeReader, io::PipeWriter);
 
 impl Command {
     /// What is started so that `program` is limited from its beginning, as far as it can be.
     #[allow(clippy::disallowed_methods, reason = "this module starts the short children")]
-    fn entering(&self, program: &Path) -> io::Result<(tokio::process::Command, Option<Gate>)> {
+    fn entering(&self, program: &Path) -> io::Result<(tokio::process::Command, Option<StartPipe>)> {
         let Some(limited) = &self.within else { return Ok((tokio::process::Command::new(program), None)) };
         let mut shell = tokio::process::Command::new("/bin/sh");
         let gate = match limited.entry()? {
-            Entry::Groups(files) => {
+            GroupEntry::Groups(files) => {
                 shell.args(["-c", ENTER, "sh"]).args(files).arg("--");
                 None
             }
-            Entry::Gate(inside, outside) => {
+            GroupEntry::Waits(inside, outside) => {
                 let path = format!("/proc/{}/fd/{}", std::process::id(), inside.as_raw_fd());
                 shell.args(["-c", WAIT, "sh", &path]);
                 Some((inside, outside))
             }
-            Entry::Each => {
+            GroupEntry::Each => {
                 shell.args(["-c", LIMIT, "sh", &(limited.limit() / 1024).to_string()]);
                 None
             }
@@ -485,7 +485,7 @@ struct Group {
     /// Its memory group, and how many processes had been killed there before it started.
     within: Option<(Arc<MemoryGroup>, Kills)>,
     /// What it waits at.
-    gate: Option<Gate>,
+    gate: Option<StartPipe>,
 }
 
 impl Group {

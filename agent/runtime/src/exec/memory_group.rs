@@ -36,11 +36,11 @@ pub(crate) struct MemoryGroup {
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// What a command does before it becomes its program.
-pub(super) enum Entry {
+pub(super) enum GroupEntry {
     /// It writes its number to these files.
     Groups(Vec<PathBuf>),
     /// It waits for the end of the pipe.
-    Gate(PipeReader, PipeWriter),
+    Waits(PipeReader, PipeWriter),
     /// It limits its own memory, and so that of each process that it starts.
     Each,
 }
@@ -71,15 +71,15 @@ impl MemoryGroup {
         self.unmet.as_deref()
     }
 
-    pub(super) fn entry(&self) -> io::Result<Entry> {
+    pub(super) fn entry(&self) -> io::Result<GroupEntry> {
         if self.scope.is_some() {
-            return io::pipe().map(|(inside, outside)| Entry::Gate(inside, outside));
+            return io::pipe().map(|(inside, outside)| GroupEntry::Waits(inside, outside));
         }
         match self.unmet {
-            Some(_) => Ok(Entry::Each),
-            None => {
-                Ok(Entry::Groups(self.groups.dirs().iter().map(|dir| dir.join("cgroup.procs")).collect()))
-            }
+            Some(_) => Ok(GroupEntry::Each),
+            None => Ok(GroupEntry::Groups(
+                self.groups.dirs().iter().map(|dir| dir.join("cgroup.procs")).collect(),
+            )),
         }
     }
 
