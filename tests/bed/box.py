@@ -125,7 +125,7 @@ def is_populated(group):
 
 def groups():
     """The control groups of jobs that are there now, each with those below it."""
-    slice = CGROUPS / "agent.slice/agent-jobs.slice"
+    slice = CGROUPS / "agentjobs.slice"
     return [group for group in slice.glob("*") if group.is_dir()]
 
 

@@ -42,7 +42,7 @@ from box import (
 def row_own_scope():
     job = submit_python("print(open('/proc/self/cgroup').read().strip(), flush=True)\nimport time\ntime.sleep(600)")
     group = first_line(job)
-    held = "agent-jobs.slice" in group and "agentd.service" not in group
+    held = "agentjobs.slice" in group and "agentd.service" not in group
     ctl("cancel", job)
     wait_for(job, "Canceled")
     eventually("the groups of the job to be gone", lambda: not groups())

@@ -31,7 +31,7 @@ ITS_OWN = ("proc", "sys", "dev", "run", "tmp", "var/log", "var/lib/systemd", "va
 EACH_BOOT = ("var/tmp/systemd-private-*",)  # what has another name then
 ran = functools.partial(box.ran, limit=300)
 # A user of another machine has no account on this one, so his job has a number of its own, and its own group.
-JOB = re.compile(r"20000\d{5} on bed\n0::/agent\.slice/agent-jobs\.slice/agent-job-\S+\n")
+JOB = re.compile(r"20000\d{5} on bed\n0::/agentjobs\.slice/agent-job-\S+\n")
 
 
 def eventually(what, ready, limit=300):

@@ -72,7 +72,7 @@ def of_groups():
     group, memory, pids = eventually(f"{job} to speak", lambda: lines(job))[0].split()
     scope = next(part for part in Path(group).parts if part.endswith(".scope"))
     denied = ran("systemctl", "show", "-P", "IPAddressDeny", scope).stdout
-    found = ["agent-jobs.slice" in group, memory, pids.isdigit(), "169.254.169.254" in denied]
+    found = ["agentjobs.slice" in group, memory, pids.isdigit(), "169.254.169.254" in denied]
     held = tell("the group of a job", found, [True, str(96 << 20), True, True])
     ctl("cancel", job)
     held += tell("a job that is canceled", ended(job), "Canceled")
@@ -81,7 +81,7 @@ def of_groups():
     held += tell("who needs more memory", code_of(job), "RUN-104")
     job = python(3, HIDES)
     eventually(f"{job} to be up", lambda: "up" in lines(job))
-    top = CGROUPS / "agent.slice/agent-jobs.slice"
+    top = CGROUPS / "agentjobs.slice"
     ctl("cancel", job)
     ended(job)
     held += tell("who is left of a job that hides", is_populated(top), False)

@@ -8,6 +8,7 @@
 //! | `users` | whom jobs and builders run as, and what they reach of others; secrets |
 //! | `builds` | what packages, interpreters and builders leave where environments are made |
 //! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
+//! | `helper` | the helper itself: links, odd and silent connections, deep trees, its absence in the middle of work |
 //! | `own` | a user's own daemon: what hides from it |
 //! | `ports` | who takes the daemon's place at its port |
 //! | `beside` | a job that attacks all it finds, beside those of others |
@@ -20,6 +21,7 @@
 mod beside;
 mod builds;
 mod containers;
+mod helper;
 mod links;
 mod own;
 mod ports;
@@ -39,6 +41,7 @@ fn rows() -> Vec<&'static Row> {
         users::ROWS,
         builds::ROWS,
         split::ROWS,
+        helper::ROWS,
         own::ROWS,
         ports::ROWS,
         beside::ROWS,
@@ -55,7 +58,8 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
         merge: Merge::Rows(&[
-            "L1", "L2", "C1", "C2", "U1", "U2", "U10", "H1", "H2", "H3", "O1", "O3", "O4", "A1",
+            "L1", "L2", "C1", "C2", "U1", "U2", "U10", "H1", "H2", "H3", "K1", "K2", "K3", "K4", "O1", "O3",
+            "O4", "A1",
         ]),
         long: &[],
     }

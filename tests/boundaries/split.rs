@@ -44,12 +44,12 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "H3", promise: "what the service may is little, and is not more one day", run: exposure },
 ];
 
-fn job_dir(host: &Host, job: &str) -> PathBuf {
+pub(crate) fn job_dir(host: &Host, job: &str) -> PathBuf {
     host.state().join("jobs").join(format!("{job}.1.0"))
 }
 
 /// What a job printed, once it is over.
-fn says(host: &Host, user: u32, command: &str) -> String {
+pub(crate) fn says(host: &Host, user: u32, command: &str) -> String {
     let job = submitted(host, user, command, "");
     let state = host.wait_for(&job, ENDED);
     let logs = host.ctl(&["logs", &job]).ok().stdout;
@@ -288,7 +288,7 @@ fn fetched(tally: &mut Tally, host: &Host) {
     let _ = server.wait();
 }
 
-fn of_user(uid: u32) -> Vec<PathBuf> {
+pub(crate) fn of_user(uid: u32) -> Vec<PathBuf> {
     let entries = fs::read_dir("/proc").expect("a directory").flatten().map(|entry| entry.path());
     let is_its =
         |path: &PathBuf| path.join("stat").exists() && path.metadata().is_ok_and(|found| found.uid() == uid);
@@ -297,12 +297,13 @@ fn of_user(uid: u32) -> Vec<PathBuf> {
 
 /// Asks the helper as a daemon that was taken over, or as somebody else; says what it answered.
 const ASK: &str = r"
-import json, os, socket, sys
+import json, os, socket, struct, sys
 path, order = sys.argv[1], json.loads(sys.argv[2])
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-s.settimeout(20)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack('ll', 20, 0))
 try:
     s.connect(path)
+    s.settimeout(20)
     body = order.get('raw', '').encode() * order.get('times', 1) or json.dumps(order['verb']).encode()
     fds = [os.pipe()[1] if fd == 'pipe' else os.open(fd, os.O_RDONLY) for fd in order.get('fds', [])]
     socket.send_fds(s, [body], fds) if fds else s.send(body)
@@ -311,7 +312,7 @@ except OSError as error:
     print('closed', error)
 ";
 
-fn ask(helper: &Helper, user: u32, order: &Value) -> String {
+pub(crate) fn ask(helper: &Helper, user: u32, order: &Value) -> String {
     let uid = user.to_string();
     let asked = Command::new("setpriv")
         .args(["--reuid", &uid, "--regid", &uid, "--clear-groups", "/usr/bin/python3", "-c", ASK])
@@ -329,7 +330,11 @@ fn give(path: &str, uid: u32) -> Value {
 }
 
 fn copy(from: &str, to: &str) -> Value {
-    json!({"verb": {"copy": {"from": from, "to": to, "most": 1 << 30}}})
+    json!({"verb": {"copy": {"from": from, "to": to, "uid": 2_000_000_001, "most": 1 << 30}}})
+}
+
+fn take(path: &str) -> Value {
+    json!({"verb": {"take": {"path": path, "part": {"whole": {"uid": 2_000_000_001}}}}})
 }
 
 fn of_files(secret: &str) -> Vec<Order> {
@@ -345,8 +350,16 @@ fn of_files(secret: &str) -> Vec<Order> {
         ("giving to root", give("jobs/a.1.0", 0)),
         ("giving to a system account", give("jobs/a.1.0", 2)),
         ("giving to nobody", give("jobs/a.1.0", NOBODY)),
-        ("taking through a link", json!({"verb": {"take": {"path": "envs/root"}}})),
-        ("taking above", json!({"verb": {"take": {"path": "envs/../.."}}})),
+        ("taking through a link", take("envs/root")),
+        ("taking above", take("envs/../..")),
+        (
+            "taking what is root's",
+            json!({"verb": {"take": {"path": "jobs/a.1.0", "part": {"whole": {"uid": 0}}}}}),
+        ),
+        (
+            "copying what is root's",
+            json!({"verb": {"copy": {"from": "jobs/a.1.0", "to": "jobs/e.1.0", "uid": 0, "most": 1 << 30}}}),
+        ),
         ("copying through a link", copy("envs/root", "jobs/e.1.0")),
         ("copying above", copy("jobs/../..", "jobs/e.1.0")),
         ("copying the controller's secrets", copy("controller/secrets", "jobs/e.1.0")),
@@ -384,7 +397,10 @@ fn of_processes(helper: u32, daemon: u32) -> Vec<Order> {
         ("a scope for the helper", scope(helper)),
         ("a scope for the daemon", scope(daemon)),
         ("a verb that is none", json!({"verb": {"exec": {"argv": ["id"]}}})),
-        ("a field too many", json!({"verb": {"take": {"path": "jobs/a.1.0", "as": "root"}}})),
+        (
+            "a field too many",
+            json!({"verb": {"take": {"path": "jobs/a.1.0", "part": "directories", "as": "root"}}}),
+        ),
         ("no JSON", json!({"raw": "{"})),
         ("deep JSON", json!({"raw": "[", "times": 100_000})),
         ("a frame that is too long", json!({"raw": "x", "times": 131_073})),
@@ -441,7 +457,7 @@ fn attacks(tally: &mut Tally, _: &Scale) {
         let mut copied: Vec<_> = copied.collect();
         copied.sort();
         assert_eq!(copied, ["soft"], "only the link is not root's");
-        let said = ask(&helper, KEEPER, &json!({"verb": {"take": {"path": "jobs/a.1.0"}}}));
+        let said = ask(&helper, KEEPER, &take("jobs/a.1.0"));
         assert!(said.contains("done"), "{said}");
         assert_eq!(secret.metadata().expect("it is there").uid(), 0);
     });

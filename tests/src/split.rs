@@ -16,7 +16,8 @@ const USERS: [u32; 2] = [5, 54_321];
 
 /// Listens as a service manager does, and becomes the helper.
 const LISTEN: &str = r"
-import os, socket, sys
+import os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 path, keeper, program = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 if os.path.exists(path): os.unlink(path)
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -52,7 +53,12 @@ impl Helper {
             .stdin(Stdio::null())
             .spawn()
             .expect("Python runs");
-        eventually("the helper listens", SOON, || socket.exists().then_some(()));
+        let path = socket.to_str().expect("UTF-8");
+        eventually("the helper listens", SOON, || {
+            let known = fs::read_to_string("/proc/net/unix").expect("procfs");
+            // The fourth column says who accepts connections.
+            known.lines().any(|line| line.ends_with(path) && line.contains(" 00010000 ")).then_some(())
+        });
         Helper { child, socket }
     }
 

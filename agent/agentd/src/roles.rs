@@ -587,6 +587,7 @@ pub(crate) fn probe_config(config: &Config, views: &Views) -> ProbeConfig {
             RunAs::Owner | RunAs::PerRun if config.keeps_jobs_out() => JobsRunAs::Users,
             RunAs::Owner | RunAs::PerRun => JobsRunAs::Daemon,
         },
+        helper: agent_spawn::what_is_wrong,
         labels: config.gangs.labels.clone(),
     }
 }

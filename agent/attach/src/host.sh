@@ -281,10 +281,10 @@ place() {
             # systemd makes it where it is missing, and leaves it.
             make_dir /etc/agentd
             own "$UNITS/agentd.service"
-            own "$UNITS/agent-jobs.slice"
+            own "$UNITS/agentjobs.slice"
             unit | sed "s#^ExecStart=.*#ExecStart=$PREFIX/bin/agentd run#" >"$UNITS/agentd.service.new" &&
                 mv -f "$UNITS/agentd.service.new" "$UNITS/agentd.service" || fail "cannot write $UNITS/agentd.service"
-            slice >"$UNITS/agent-jobs.slice" || fail "cannot write $UNITS/agent-jobs.slice"
+            slice >"$UNITS/agentjobs.slice" || fail "cannot write $UNITS/agentjobs.slice"
             ;;
         user)
             own "$UNITS/agentd.service"

@@ -41,7 +41,7 @@ const SCRIPT: &str = include_str!("host.sh");
 const UNIT: &str = include_str!("../../../systemd/agentd.service");
 /// Attach creates no user for the daemon there, so it runs as root.
 const ROOT: &str = include_str!("../../../systemd/agentd-root.conf");
-const SLICE: &str = include_str!("../../../systemd/agent-jobs.slice");
+const SLICE: &str = include_str!("../../../systemd/agentjobs.slice");
 const TUNNEL: &str = include_str!("tunnel.sh");
 
 /// Every login shell understands this; `sh` reads the input that follows. Its first line shows whether sudo read the

@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitStatus;
 use std::sync::Arc;
 
-use agent_spawn::Started;
+use agent_spawn::{Ended, Started};
 
 /// A process that is waited for. Dropping it does not end it, but kills a builder of the helper.
 #[derive(Debug)]
@@ -26,8 +26,13 @@ impl Child {
 
     /// Waits for its end; returns how it ended.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
+        Ok(self.ended().await?.status)
+    }
+
+    /// The same, and of one of the helper, whether it took too much memory.
+    pub(crate) async fn ended(&mut self) -> io::Result<Ended> {
         match self {
-            Child::Own(child) => child.wait().await,
+            Child::Own(child) => Ok(Ended { status: child.wait().await?, out_of_memory: false }),
             Child::Helped(started) => {
                 let started = Arc::clone(started);
                 agent_blocking::blocking_io(move || started.wait()).await

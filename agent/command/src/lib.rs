@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
@@ -32,10 +32,10 @@ use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 
-use memory_group::Kills;
+use memory_group::{GroupEntry, Kills};
 
 pub use child::Child;
-pub use memory_group::{MemoryGroup, MemoryGroupError};
+pub use memory_group::MemoryGroup;
 
 /// The most output [`Command::capture`] keeps, in bytes; the rest is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
@@ -49,6 +49,12 @@ const LEAST_WORK: Duration = Duration::from_millis(10);
 /// Enters the groups whose `cgroup.procs` files are the first arguments and then becomes the program. It enters
 /// first, since processes that a program starts while it is being moved would stay outside.
 const ENTER: &str = r#"while [ "$1" != -- ]; do echo $$ 2>/dev/null > "$1"; shift; done; shift; exec "$@""#;
+
+/// Waits for the end of the pipe whose path is the first argument, and then becomes the program.
+const WAIT: &str = r#"read -r _ < "$1"; shift; exec "$@""#;
+
+/// Limits the memory of each process to so many KiB, and then becomes the program. A shell that cannot goes on.
+const LIMIT: &str = r#"ulimit -d "$1" 2>/dev/null; shift; exec "$@""#;
 
 /// A short child to run, once for each [`capture`](Command::capture), [`stream`](Command::stream) or
 /// [`talk`](Command::talk). Its environment is only what [`envs`](Command::envs) gives it, its standard input only what
@@ -300,8 +306,9 @@ impl Command {
         let mut buffers = [vec![0; 64 << 10], vec![0; if pipes[1].is_some() { 64 << 10 } else { 0 }]];
         let [first, second] = &mut buffers;
         let id = group.id;
-        if let (Some((limited, _)), Some(id)) = (&group.within, id) {
+        if let (Some(gate), Some((limited, _)), Some(id)) = (group.gate.take(), &group.within, id) {
             limited.enclose(id.as_raw()).await;
+            drop(gate);
         }
         while pipes.iter().any(Option::is_some) {
             let (index, read) = tokio::select! {
@@ -324,14 +331,18 @@ impl Command {
             ended = group.exited() => ended.map_err(follow)?,
             () = self.silent(id) => return Err(stalled()),
         }
-        let out_of_memory = group.out_of_memory();
+        let mut out_of_memory = group.out_of_memory();
         group.kill();
         for (index, pipe) in pipes.iter().enumerate() {
             while let Some(length @ 1..) = pipe.as_ref().map(|pipe| read_rest(pipe, first)) {
                 sink(index, &first[..length]);
             }
         }
-        let status = group.child.wait().await.map_err(follow)?;
+        let ended = group.child.ended().await.map_err(follow)?;
+        if let Some((limited, _)) = group.within.as_ref().filter(|_| ended.out_of_memory) {
+            out_of_memory = Some(limited.limit());
+        }
+        let status = ended.status;
         match out_of_memory {
             Some(limit) if !status.success() => {
                 Err(CommandError::OutOfMemory { program: self.program.clone(), limit })
@@ -394,6 +405,7 @@ impl Command {
                 .collect::<io::Result<_>>()?,
             cwd: self.cwd.clone(),
             nice: self.nice,
+            memory: self.within.as_ref().map(|limited| limited.limit()),
         };
         let ask = move || agent_spawn::ask_for_builder(&program, streams);
         let asked = agent_blocking::blocking(ask).await;
@@ -405,25 +417,48 @@ impl Command {
     #[allow(clippy::disallowed_methods, reason = "this module starts the short children")]
     fn spawn_here(&self, input: Stdio, output: Stdio, error: Stdio) -> io::Result<Group> {
         let first = self.becomes.as_ref().map_or(&self.program, |(shim, _)| shim);
-        let mut command = match &self.within {
-            None => tokio::process::Command::new(first),
-            Some(limited) => {
-                let mut shell = tokio::process::Command::new("/bin/sh");
-                shell.args(["-c", ENTER, "sh"]).args(limited.procs_files()).arg("--").arg(first);
-                shell
-            }
-        };
+        let (mut command, gate) = self.entering(first)?;
         if let Some((_, id)) = &self.becomes {
             command.arg("as").arg(id.to_string()).arg(&self.program);
         }
         command.args(&self.args).env_clear().envs(&self.env).current_dir(&self.cwd).process_group(0);
         let child = Child::Own(command.stdin(input).stdout(output).stderr(error).spawn()?);
         let id = child.id().ok_or(io::ErrorKind::NotFound)?;
-        let group = Group::watch(child, agent_shim::sys::pidfd_open(id)?)?;
+        let mut group = Group::watch(child, agent_shim::sys::pidfd_open(id)?)?;
+        group.gate = gate;
         if self.nice != 0 {
             agent_spawn::give_way(id, self.nice);
         }
         Ok(group)
+    }
+}
+
+/// What a child waits for before it becomes its program: both ends of a pipe.
+type StartPipe = (io::PipeReader, io::PipeWriter);
+
+impl Command {
+    /// What is started so that `program` is limited from its beginning, as far as it can be.
+    #[allow(clippy::disallowed_methods, reason = "this module starts the short children")]
+    fn entering(&self, program: &Path) -> io::Result<(tokio::process::Command, Option<StartPipe>)> {
+        let Some(limited) = &self.within else { return Ok((tokio::process::Command::new(program), None)) };
+        let mut shell = tokio::process::Command::new("/bin/sh");
+        let gate = match limited.entry()? {
+            GroupEntry::Groups(files) => {
+                shell.args(["-c", ENTER, "sh"]).args(files).arg("--");
+                None
+            }
+            GroupEntry::Waits(inside, outside) => {
+                let path = format!("/proc/{}/fd/{}", std::process::id(), inside.as_raw_fd());
+                shell.args(["-c", WAIT, "sh", &path]);
+                Some((inside, outside))
+            }
+            GroupEntry::Each => {
+                shell.args(["-c", LIMIT, "sh", &(limited.limit() / 1024).to_string()]);
+                None
+            }
+        };
+        shell.arg(program);
+        Ok((shell, gate))
     }
 }
 
@@ -460,6 +495,8 @@ struct Group {
     exit: Exit,
     /// Its memory group, and how many processes had been killed there before it started.
     within: Option<(Arc<MemoryGroup>, Kills)>,
+    /// What it waits at.
+    gate: Option<StartPipe>,
 }
 
 impl Group {
@@ -467,7 +504,7 @@ impl Group {
         let id = child.id().ok_or(io::ErrorKind::NotFound)?;
         #[allow(deprecated, reason = "unsound for a type that may change its descriptor; an OwnedFd cannot")]
         let exit = AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)?;
-        Ok(Group { child, id: Some(Pid::from_raw(id)), exit: Arc::new(exit), within: None })
+        Ok(Group { child, id: Some(Pid::from_raw(id)), exit: Arc::new(exit), within: None, gate: None })
     }
 
     /// Waits until the child has ended, and leaves it to be reaped.

@@ -1,12 +1,15 @@
 //! The memory limit of a builder: a control group that its commands run in.
 //!
-//! Made like the groups of jobs (see [`agent_shim::cgroup`]), so a machine where jobs cannot be limited cannot limit
-//! builders either. Where systemd makes scopes it is asked for one around each command instead, because a service may
-//! not limit a part of itself. A limit on address space would fail builders that only map much memory.
+//! Made like the groups of jobs (see [`agent_shim::cgroup`]). Where systemd makes scopes it is asked for one around each
+//! command instead, because a service may not limit a part of itself. What root's helper starts, it limits itself. Where
+//! none of these can be done, each process has the limit by itself (`RLIMIT_DATA`): one on address space would fail
+//! builders that only map much memory. A command enters its group, or waits until it is in its scope, before it starts
+//! anything: what it starts while it is being moved would stay outside.
 //!
 //! Invariant: on drop, all processes in the group are killed and the group is removed; a group left by a killed
 //! daemon is removed with those of jobs, once it is empty.
 
+use std::io::{self, PipeReader, PipeWriter};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,40 +29,56 @@ pub struct MemoryGroup {
     limit: u64,
     /// Made by systemd, one for each command: the group of the last.
     scope: Option<Mutex<PathBuf>>,
-}
-
-/// Why the memory of commands cannot be limited on this machine.
-#[derive(Debug, thiserror::Error)]
-pub enum MemoryGroupError {
-    /// No hierarchy of control groups takes a group of this process.
-    #[error("no control group can be made here")]
-    NoGroup,
-    /// The groups take no memory limit.
-    #[error("{}", .0.join("; "))]
-    Unlimited(
-        /// Why not, for people: [`cgroup::Made::unmet`].
-        Vec<String>,
-    ),
+    unmet: Option<String>,
 }
 
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
+/// What a command does before it becomes its program.
+pub(super) enum GroupEntry {
+    /// It writes its number to these files.
+    Groups(Vec<PathBuf>),
+    /// It waits for the end of the pipe.
+    Waits(PipeReader, PipeWriter),
+    /// It limits its own memory, and so that of each process that it starts.
+    Each,
+}
+
 impl MemoryGroup {
     /// Makes a group whose processes may use this much memory together, in bytes. Blocks for a moment.
-    pub fn make(limit: u64) -> Result<MemoryGroup, MemoryGroupError> {
+    pub fn make(limit: u64) -> MemoryGroup {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("agentd-builder-{}-{number}", std::process::id());
         let places = cgroup::places(&agent_shim::CgroupRequest::default());
         let made = cgroup::make(&places, &name, Limits { memory: Some(limit), pids: None });
-        let mut group = MemoryGroup { groups: made.groups, limit, scope: None };
+        let mut group = MemoryGroup { groups: made.groups, limit, scope: None, unmet: None };
         match made.limits.memory {
-            Some(_) => Ok(group),
-            None if agent_spawn::can_make_scopes() => {
-                group.scope = Some(Mutex::default());
-                Ok(group)
+            Some(_) => {}
+            None if agent_spawn::can_make_scopes() && !agent_spawn::has_helper() => {
+                group.scope = Some(Mutex::default())
             }
-            None if group.groups.dirs().is_empty() => Err(MemoryGroupError::NoGroup),
-            None => Err(MemoryGroupError::Unlimited(made.unmet)),
+            None if group.groups.dirs().is_empty() => {
+                group.unmet = Some("no control group can be made here".to_owned());
+            }
+            None => group.unmet = Some(made.unmet.join("; ")),
+        }
+        group
+    }
+
+    /// Why own children have a limit each, and none together.
+    pub fn unmet(&self) -> Option<&str> {
+        self.unmet.as_deref()
+    }
+
+    pub(crate) fn entry(&self) -> io::Result<GroupEntry> {
+        if self.scope.is_some() {
+            return io::pipe().map(|(inside, outside)| GroupEntry::Waits(inside, outside));
+        }
+        match self.unmet {
+            Some(_) => Ok(GroupEntry::Each),
+            None => Ok(GroupEntry::Groups(
+                self.groups.dirs().iter().map(|dir| dir.join("cgroup.procs")).collect(),
+            )),
         }
     }
 
@@ -68,19 +87,13 @@ impl MemoryGroup {
         self.limit
     }
 
-    /// The files through which a process enters the group, by writing its number.
-    pub(crate) fn procs_files(&self) -> impl Iterator<Item = PathBuf> + '_ {
-        self.groups.dirs().iter().map(|dir| dir.join("cgroup.procs"))
-    }
-
-    /// Puts a process into a scope of its own if systemd makes the groups, before it does much.
+    /// Puts a process that waits at its gate into a scope of its own.
     pub(crate) async fn enclose(&self, pid: i32) {
         let Some(known) = &self.scope else { return };
         let scope = Scope::Builder { number: NUMBER.fetch_add(1, Ordering::Relaxed), memory: self.limit };
         match agent_blocking::blocking(move || agent_spawn::enclose(pid, &scope)).await {
             Ok(group) => *known.lock() = group,
-            // A command that ends at once is gone before systemd receives the request.
-            Err(error) => tracing::debug!(%error, "the memory of a builder is not limited"),
+            Err(error) => tracing::warn!(%error, "the memory of a builder is not limited"),
         }
     }
 

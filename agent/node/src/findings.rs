@@ -24,7 +24,7 @@ pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
     vec![
         kernel(&rustix::system::uname().release().to_string_lossy()),
         init(machine),
-        privileges(rustix::process::geteuid().is_root(), config.jobs),
+        rights(config),
         python_of(python::find(&config.path)),
         conda(&config.engine),
         disk_of(&config.state_dir, config.disk_reserve),
@@ -66,6 +66,23 @@ fn init(machine: &Machine) -> Finding {
         format!("{found}, not systemd"),
         "nothing starts agentd again after a reboot; jobs outlive its restarts all the same",
         "let your own supervisor keep `agentd run` going, or write `@reboot agentd run --user` into `crontab -e`",
+    )
+}
+
+/// What the daemon may do, and whether root's helper does the rest for it.
+pub(crate) fn rights(config: &ProbeConfig) -> Finding {
+    match (config.helper)() {
+        Some(wrong) => unhelped(wrong),
+        None => privileges(rustix::process::geteuid().is_root(), config.jobs),
+    }
+}
+
+fn unhelped(wrong: String) -> Finding {
+    Finding::limited(
+        "privileges",
+        wrong,
+        "no job begins until it does; jobs that run go on",
+        "start it anew: `sudo systemctl restart agent-spawn.socket agent-spawn.service`",
     )
 }
 
@@ -653,6 +670,7 @@ mod tests {
             .map(|disk| judge_disk(&disk, Path::new("/s"), 1 << 30)),
         );
         every.push(judge_disk(&disk, Path::new("/s"), u64::MAX));
+        every.push(unhelped("agent-spawn does not answer since 7 s".to_owned()));
         for jobs in [JobsRunAs::Daemon, JobsRunAs::KeptOut, JobsRunAs::One, JobsRunAs::Users] {
             every.extend([privileges(true, jobs), privileges(false, jobs), isolation(jobs)]);
         }
@@ -677,6 +695,7 @@ mod tests {
             engine: root.path().join("agent-env"),
             docker: root.path().join("docker.sock"),
             jobs: JobsRunAs::Users,
+            helper: || None,
             labels: Default::default(),
         };
         let mut topics: Vec<_> = all(&machine, &config).into_iter().map(|finding| finding.topic).collect();

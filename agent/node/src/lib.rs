@@ -5,7 +5,7 @@
 //! Hides procfs, sysfs, the file system calls and the differences between distributions.
 //!
 //! Invariants: nothing here starts a process, needs a privilege, or waits longer than a second, except [`gpu::look`],
-//! which is called in a process of its own; a value that cannot be found out is absent or reported as unknown, never
+//! which is called in a process of its own, and [`ProbeConfig::helper`]; a value that cannot be found out is absent or reported as unknown, never
 //! invented. A finding always says what it means for jobs *in this version*. There are no tasks: every function is a
 //! plain, blocking call, made by the worker when it starts and when it reports.
 
@@ -39,6 +39,8 @@ pub struct ProbeConfig {
     pub docker: PathBuf,
     /// The users that jobs run as.
     pub jobs: JobsRunAs,
+    /// Says what is wrong with root's helper, if there is one and it does not answer; takes two seconds at most.
+    pub helper: fn() -> Option<String>,
     /// The labels that its operators gave it.
     pub labels: BTreeMap<String, String>,
 }
@@ -119,9 +121,10 @@ pub fn check(config: &ProbeConfig) -> Vec<Finding> {
     vec![findings::disk_of(&config.state_dir, config.disk_reserve)]
 }
 
-/// The finding about the container engine, which may end or return at any moment. Asks it, so not too often.
-pub fn check_engine(config: &ProbeConfig) -> Finding {
-    findings::engine(&Machine::here(), config)
+/// The findings about the container engine and root's helper, which may end or return at any moment. Asks them, so not
+/// too often.
+pub fn check_others(config: &ProbeConfig) -> [Finding; 2] {
+    [findings::engine(&Machine::here(), config), findings::rights(config)]
 }
 
 /// How full the machine is now. A value that cannot be measured is 0, which no caller takes for free space.
@@ -250,6 +253,7 @@ mod tests {
             engine: PathBuf::from("/nowhere"),
             docker: PathBuf::from("/nowhere"),
             jobs: JobsRunAs::Daemon,
+            helper: || None,
             labels: BTreeMap::new(),
         }
     }

@@ -28,6 +28,15 @@ pub const FOR_PROGRAM: &str = "as:";
 /// The variable with the working directory of that program, which is entered as its new user.
 pub const WORKS_IN: &str = "as-in";
 
+/// The variable with the number of the process that started it, with which it ends.
+pub const STARTER: &str = "as-of";
+
+/// The variable with the path of the gate that it waits at ([`pass`]).
+pub const GATE: &str = "as-gate";
+
+/// The variable with the number of files that the program may have open.
+pub const FILES: &str = "as-files";
+
 /// The users of a supervisor and of its job, whatever its directory contains. The supervisor is the user of the
 /// daemon, so that nothing that the daemon put into the directory gives it more access than the daemon has; beside
 /// that it has the capabilities to become the job's user and to end its processes.
@@ -111,6 +120,37 @@ pub fn kernel() -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
+/// From here on, this process and those it starts may have so many files open, if they could have more.
+pub fn allow_files(files: u64) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, files.min(now), most); // lowering it is always allowed
+    }
+}
+
+/// From here on this process is killed when `starter`, which is its parent, ends: the thread that started it waits for
+/// it as long. An error if that has ended already.
+pub fn end_with(starter: i32) -> io::Result<()> {
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
+    match nix::unistd::getppid().as_raw() == starter {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::NotFound, "whoever started this has ended")),
+    }
+}
+
+/// Waits at the gate: until whoever started this has limited the memory of this process and of what it will start. What
+/// is read is the limit that each process has to have by itself, where they have none together. A gate that is gone is
+/// open.
+pub fn pass(gate: &Path) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let said = std::fs::read_to_string(gate).unwrap_or_default();
+    if let Ok(each) = said.parse::<u64>()
+        && let Ok((_, most)) = getrlimit(Resource::RLIMIT_DATA)
+    {
+        let _ = setrlimit(Resource::RLIMIT_DATA, each.min(most), each.min(most));
+    }
+}
+
 /// Becomes `program` as the user and group of this number, with no other group, no capability and no way to gain
 /// any. What it starts ends with it.
 pub fn run_as(id: u32, program: &mut Command) -> io::Result<Infallible> {
@@ -120,7 +160,10 @@ pub fn run_as(id: u32, program: &mut Command) -> io::Result<Infallible> {
     nix::unistd::setgroups(&[])?;
     let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
     nix::unistd::setresgid(gid, gid, gid)?;
+    let ends = nix::sys::prctl::get_pdeathsig().ok().flatten();
     nix::unistd::setresuid(uid, uid, uid)?;
+    // The kernel forgets it with the user.
+    nix::sys::prctl::set_pdeathsig(ends)?;
     nix::sys::prctl::set_no_new_privs()?;
     sys::drop_capabilities()?;
     Err(program.exec())

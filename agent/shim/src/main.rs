@@ -40,7 +40,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use agent_shim::apart::{ASSIGNED, Assigned, FOR_PROGRAM, WORKS_IN};
+use agent_shim::apart::{self, ASSIGNED, Assigned, FILES, FOR_PROGRAM, GATE, STARTER, WORKS_IN};
 use notes::Notes;
 use setup::Way;
 
@@ -57,13 +57,33 @@ fn as_somebody(id: &Path, program: &Path, args: &[PathBuf]) -> ExitCode {
     if !variables.is_empty() {
         command.env_clear().envs(variables);
     }
-    #[allow(clippy::disallowed_methods, reason = "whoever starts this says so")]
+    if !wait_for_starter(&mut command) {
+        return ExitCode::from(70);
+    }
+    let Err(error) = apart::run_as(id, command.args(args));
+    let _ = writeln!(std::io::stderr(), "{}: {error}", program.display());
+    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+/// Does what whoever started this says in variables; `false` if that has ended.
+#[allow(clippy::disallowed_methods, reason = "whoever starts this says so")]
+fn wait_for_starter(command: &mut std::process::Command) -> bool {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     if let Some(place) = std::env::var_os(WORKS_IN) {
         command.current_dir(place);
     }
-    let Err(error) = agent_shim::apart::run_as(id, command.args(args));
-    let _ = writeln!(std::io::stderr(), "{}: {error}", program.display());
-    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+    if let Some(starter) = number(STARTER)
+        && apart::end_with(starter as i32).is_err()
+    {
+        return false;
+    }
+    if let Some(gate) = std::env::var_os(GATE) {
+        apart::pass(Path::new(&gate));
+    }
+    if let Some(files) = number(FILES) {
+        apart::allow_files(files);
+    }
+    true
 }
 
 fn for_program((name, value): (OsString, OsString)) -> Option<(OsString, OsString)> {

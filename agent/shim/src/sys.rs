@@ -7,6 +7,7 @@ mod spawn;
 
 use std::ffi::{CStr, CString};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -16,8 +17,9 @@ use std::process::Command;
 use agent_model::ExitStatus;
 use nix::libc;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::{Gid, Uid};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
 pub use self::spawn::{Entrances, spawn_in};
 use crate::record::User;
@@ -74,28 +76,25 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 pub const MOST_DESCRIPTORS: usize = 3;
 
 /// Receives one message from such a socket: its bytes and descriptors, which no started program inherits. `None` when
-/// the other side is gone. A message that is longer than `most`, or has more descriptors, is an error.
+/// the other side is gone. A message that is longer than `most`, or has more descriptors, is an error; whatever came with
+/// it has an owner first, and is closed with that.
 pub fn receive_message(socket: BorrowedFd<'_>, most: usize) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; most];
-    let mut space = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
-    let (length, flags, descriptors) = {
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        let raw = socket.as_raw_fd();
-        let message = recvmsg::<()>(raw, &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
-        let mut descriptors = Vec::new();
-        for part in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(raw) = part {
-                // SAFETY: the kernel made them for this call, and nobody else has them.
-                descriptors.extend(raw.into_iter().map(|raw| unsafe { OwnedFd::from_raw_fd(raw) }));
-            }
-        }
-        (message.bytes, message.flags, descriptors)
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let message = rustix::net::recvmsg(socket, &mut parts, &mut rights, RecvFlags::CMSG_CLOEXEC)?;
+    let of_part = |part| match part {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
     };
-    if flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+    let descriptors: Vec<OwnedFd> = rights.drain().filter_map(of_part).flatten().collect();
+    let is_cut = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    if is_cut || descriptors.len() > MOST_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    bytes.truncate(length);
-    Ok((length > 0).then_some((bytes, descriptors)))
+    bytes.truncate(message.bytes);
+    Ok((message.bytes > 0).then_some((bytes, descriptors)))
 }
 
 /// Gives every signal its default effect, whatever was inherited, but for the two that would end a process
@@ -558,6 +557,41 @@ pub fn reap() -> Children {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsFd as _, BorrowedFd};
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    /// A message with more descriptors than are allowed leaves none of them open.
+    #[test]
+    fn test_descriptors_of_a_message_that_is_refused_are_closed() {
+        let pair =
+            || socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        let (here, there) = pair();
+        for count in 0..60 {
+            let (reader, writer) = std::io::pipe().unwrap();
+            let sent: Vec<BorrowedFd<'_>> = vec![writer.as_fd(); count];
+            super::send_message(here.as_fd(), b"x", &sent).unwrap();
+            drop(writer);
+            let received = super::receive_message(there.as_fd(), 10);
+            match received {
+                Ok(Some((bytes, descriptors))) if count <= super::MOST_DESCRIPTORS => {
+                    assert_eq!((bytes.as_slice(), descriptors.len()), (&b"x"[..], count));
+                }
+                received => assert!(received.is_err() && count > super::MOST_DESCRIPTORS, "{count}"),
+            }
+            assert!(is_closed(&reader), "{count} descriptors: one is still open");
+        }
+        super::send_message(here.as_fd(), b"too long", &[]).unwrap();
+        super::receive_message(there.as_fd(), 3).unwrap_err();
+    }
+
+    /// Nobody has the other end of a pipe; what another test starts has it until it runs its program.
+    fn is_closed(reader: &std::io::PipeReader) -> bool {
+        let mut waits = [nix::poll::PollFd::new(reader.as_fd(), nix::poll::PollFlags::POLLIN)];
+        nix::poll::poll(&mut waits, 5_000_u16).unwrap();
+        waits[0].revents().is_some_and(|events| events.contains(nix::poll::PollFlags::POLLHUP))
+    }
+
     #[test]
     #[cfg(target_env = "gnu")]
     fn test_memory_is_given_back() {

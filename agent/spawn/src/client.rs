@@ -1,20 +1,40 @@
 //! The daemon's side of the verbs: one connection to the helper for each.
+//!
+//! A helper that is being restarted, is stopped or hangs is waited for, and [`away`] says so meanwhile. Decided here
+//! alone, so that no caller takes the helper's absence for a fault of what it asked for.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::wire::{self, GivenPart, RootAnswer, RootVerb};
-use crate::{Program, Scope, ScopeError, Started};
+use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
+use crate::{Ended, Program, Scope, ScopeError, Started};
 
-/// How long a helper may take to answer; giving a large tree takes longest.
+/// How long a helper may take to do what it is asked; giving a large tree takes longest.
 const ANSWER: Duration = Duration::from_secs(600);
+
+/// How long a helper that is not there is waited for. Then whoever asked has an error.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The pause before it is asked again.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// After so long without an answer it is asked whether it is there at all.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// How long it may take to say that.
+const GREETING: Duration = Duration::from_secs(2);
+
+/// Since when the helper does not answer, and what shows that.
+static AWAY: Mutex<Option<(Instant, String)>> = Mutex::new(None);
 
 /// Where a helper listens, and its state directory.
 #[derive(Debug)]
@@ -42,38 +62,146 @@ fn odd(answer: &RootAnswer) -> io::Error {
     }
 }
 
-fn ask(
-    helper: &Helper,
-    verb: &RootVerb,
-    descriptors: &[BorrowedFd<'_>],
-) -> io::Result<(RootAnswer, Vec<OwnedFd>, OwnedFd)> {
-    let stream = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-    let whole =
-        |error| io::Error::new(ErrorKind::NotConnected, format!("{}: {error}", helper.socket.display()));
-    connect(stream.as_raw_fd(), &UnixAddr::new(&helper.socket)?).map_err(whole)?;
-    setsockopt(&stream, sockopt::ReceiveTimeout, &TimeVal::seconds(ANSWER.as_secs() as i64))?;
+/// Why there is no answer.
+enum Unanswered {
+    /// Nobody has the request: nobody listens.
+    Away(io::Error),
+    /// It ended, or closed the connection, with the request.
+    Lost(io::Error),
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Unanswered {
+    fn from(error: io::Error) -> Unanswered {
+        match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof => {
+                Unanswered::Lost(error)
+            }
+            _ => Unanswered::Failed(error),
+        }
+    }
+}
+
+type Answered = (RootAnswer, Vec<OwnedFd>, OwnedFd);
+
+/// Asks until there is an answer: a helper that is being restarted is there in a moment. Every verb but `copy`, which
+/// goes into an empty directory, may be done twice.
+fn ask(helper: &Helper, verb: &RootVerb, descriptors: &[BorrowedFd<'_>]) -> io::Result<Answered> {
+    let patience = match verb {
+        RootVerb::Kill { within_ms, .. } => Duration::from_millis((*within_ms).into()) + GREETING,
+        _ => PATIENCE,
+    };
+    let begun = Instant::now();
+    loop {
+        let error = match attempt(helper, verb, descriptors) {
+            Ok(answered) => {
+                note(None);
+                return Ok(answered);
+            }
+            Err(Unanswered::Failed(error)) => return Err(error),
+            Err(Unanswered::Lost(error)) if matches!(verb, RootVerb::Copy { .. }) => return Err(error),
+            Err(Unanswered::Lost(error) | Unanswered::Away(error)) => error,
+        };
+        if begun.elapsed() >= patience {
+            return Err(error);
+        }
+        note(Some(&error));
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn attempt(helper: &Helper, verb: &RootVerb, descriptors: &[BorrowedFd<'_>]) -> Result<Answered, Unanswered> {
+    let stream = connected(helper, LOOK).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => Unanswered::Failed(error),
+        _ => Unanswered::Away(error),
+    })?;
     wire::send(stream.as_fd(), verb, descriptors)?;
-    let (answer, got) = wire::receive(stream.as_fd())?.ok_or(ErrorKind::UnexpectedEof)?;
-    Ok((answer, got, stream))
+    let begun = Instant::now();
+    loop {
+        match wire::receive(stream.as_fd()) {
+            Ok(received) => {
+                let (answer, got) = received.ok_or_else(|| io::Error::from(ErrorKind::UnexpectedEof))?;
+                return Ok((answer, got, stream));
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                what_is_wrong(helper);
+                if begun.elapsed() >= ANSWER {
+                    return Err(Unanswered::Failed(ErrorKind::TimedOut.into()));
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A connection on which nothing takes longer than `within`.
+fn connected(helper: &Helper, within: Duration) -> io::Result<OwnedFd> {
+    let stream = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+    let limit = TimeVal::seconds(within.as_secs() as i64);
+    setsockopt(&stream, sockopt::SendTimeout, &limit)?;
+    setsockopt(&stream, sockopt::ReceiveTimeout, &limit)?;
+    connect(stream.as_raw_fd(), &UnixAddr::new(&helper.socket)?).map_err(|errno| {
+        let error = io::Error::from(errno);
+        io::Error::new(error.kind(), format!("nobody answers at {}: {error}", helper.socket.display()))
+    })?;
+    Ok(stream)
+}
+
+fn greet(helper: &Helper) -> io::Result<()> {
+    let stream = connected(helper, GREETING)?;
+    wire::send(stream.as_fd(), &RootVerb::Greet, &[])?;
+    match wire::receive::<RootAnswer>(stream.as_fd()) {
+        Ok(Some((RootAnswer::Done, _))) => Ok(()),
+        Ok(Some((answer, _))) => Err(odd(&answer)),
+        Ok(None) => Err(io::Error::from(ErrorKind::UnexpectedEof)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            let what = format!("it said nothing for {} s", GREETING.as_secs());
+            Err(io::Error::new(ErrorKind::TimedOut, what))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Asks the helper whether it is there; if not, what is wrong.
+pub(crate) fn what_is_wrong(helper: &Helper) -> Option<String> {
+    let greeted = greet(helper);
+    note(greeted.as_ref().err());
+    away()
+}
+
+/// What is known to be wrong with the helper.
+pub(crate) fn away() -> Option<String> {
+    let away = AWAY.lock().unwrap_or_else(PoisonError::into_inner);
+    let (since, why) = away.as_ref()?;
+    Some(format!("agent-spawn does not answer since {} s: {why}", since.elapsed().as_secs()))
+}
+
+fn note(error: Option<&io::Error>) {
+    let mut away = AWAY.lock().unwrap_or_else(PoisonError::into_inner);
+    *away = error.map(|error| {
+        let since = away.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+        (since, error.to_string())
+    });
 }
 
 pub(crate) fn give(helper: &Helper, path: &Path, uid: u32, kind: GivenPart) -> io::Result<()> {
     done(ask(helper, &RootVerb::Give { path: helper.relative(path)?, uid, kind }, &[])?)
 }
 
-pub(crate) fn take(helper: &Helper, path: &Path) -> io::Result<()> {
-    done(ask(helper, &RootVerb::Take { path: helper.relative(path)? }, &[])?)
+pub(crate) fn take(helper: &Helper, path: &Path, part: TakenPart) -> io::Result<()> {
+    done(ask(helper, &RootVerb::Take { path: helper.relative(path)?, part }, &[])?)
 }
 
-pub(crate) fn copy(helper: &Helper, from: &Path, to: &Path, most: u64) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn copy(helper: &Helper, from: &Path, to: &Path, uid: u32, most: u64) -> io::Result<Vec<PathBuf>> {
     let (from, to) = (helper.relative(from)?, helper.relative(to)?);
-    match ask(helper, &RootVerb::Copy { from, to, most }, &[])?.0 {
+    match ask(helper, &RootVerb::Copy { from, to, uid, most }, &[])?.0 {
         RootAnswer::Copied { left_out } => Ok(left_out),
         answer => Err(odd(&answer)),
     }
 }
 
-fn done((answer, ..): (RootAnswer, Vec<OwnedFd>, OwnedFd)) -> io::Result<()> {
+fn done((answer, ..): Answered) -> io::Result<()> {
     if let RootAnswer::Done = answer { Ok(()) } else { Err(odd(&answer)) }
 }
 
@@ -107,7 +235,7 @@ pub(crate) fn build(helper: &Helper, program: &Program, streams: &[OwnedFd; 3]) 
     started(ask(helper, &RootVerb::Build(program.clone()), &streams.each_ref().map(AsFd::as_fd))?)
 }
 
-fn started((answer, mut got, end): (RootAnswer, Vec<OwnedFd>, OwnedFd)) -> io::Result<Started> {
+fn started((answer, mut got, end): Answered) -> io::Result<Started> {
     match (answer, got.pop()) {
         (RootAnswer::Started { pid }, Some(pidfd)) => {
             setsockopt(&end, sockopt::ReceiveTimeout, &TimeVal::seconds(0))?;
@@ -117,9 +245,16 @@ fn started((answer, mut got, end): (RootAnswer, Vec<OwnedFd>, OwnedFd)) -> io::R
     }
 }
 
-pub(crate) fn wait(started: &Started) -> io::Result<ExitStatus> {
-    match wire::receive(started.end.as_fd())?.ok_or(ErrorKind::UnexpectedEof)?.0 {
-        RootAnswer::Ended { status } => Ok(ExitStatus::from_raw(status)),
-        answer => Err(odd(&answer)),
+/// A helper that has ended took its builders with it, and how a supervisor ended nobody knows.
+pub(crate) fn wait(started: &Started) -> io::Result<Ended> {
+    let lost = Ended { status: ExitStatus::from_raw(Signal::SIGKILL as i32), out_of_memory: false };
+    match wire::receive(started.end.as_fd()) {
+        Ok(Some((RootAnswer::Ended { status, out_of_memory }, _))) => {
+            Ok(Ended { status: ExitStatus::from_raw(status), out_of_memory })
+        }
+        Ok(Some((answer, _))) => Err(odd(&answer)),
+        Ok(None) => Ok(lost),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(lost),
+        Err(error) => Err(error),
     }
 }

@@ -4,18 +4,21 @@
 //! as it is when it is read, to the length that it has then; where the file system can, the copy shares its blocks.
 //! Links are copied as links, anything else that is no file is left out, and so is what vanishes meanwhile.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid};
 use rustix::io::Errno;
 
-use crate::files::DEEPEST;
+use crate::walk::{self, Ladder, Walk};
 
 /// Most paths that are named as left out; more would not fit into an answer.
 const MOST_NAMED: usize = 100;
+
+/// The longest path that is named, in bytes; of a longer one, the part that fits.
+const LONGEST_NAMED: usize = 200;
 
 /// The largest part of a file that is copied at a time, in bytes.
 const PART: usize = 16 << 20;
@@ -24,89 +27,120 @@ const PART: usize = 16 << 20;
 struct Copy<'a> {
     /// Who owns the copies, where that is not this process's user.
     to: Option<(u32, u32)>,
-    /// Whose files are copied.
-    from: &'a dyn Fn(u32) -> bool,
+    /// Which files are copied.
+    from: &'a dyn Fn(&Stat) -> bool,
     /// The bytes that may still be written.
     left: u64,
     left_out: Vec<PathBuf>,
 }
 
-/// Copies what is in the directory `source` and belongs to the `from` users into `target`.
+/// What a job with this user may have copied of its directory: what that user owns, and what the daemon (`keeper`) put
+/// there. A file of the daemon that has a second name may be any of its files.
+pub(crate) fn is_of_the_run(seen: &Stat, keeper: u32, uid: u32) -> bool {
+    let is_directory = FileType::from_raw_mode(seen.st_mode).is_dir();
+    seen.st_uid == uid || (seen.st_uid == keeper && (is_directory || seen.st_nlink <= 1))
+}
+
+/// Copies what is in the directory `source` and is one of those in `from` into `target`.
 pub(crate) fn copy(
     source: &OwnedFd,
     target: &OwnedFd,
     to: Option<(u32, u32)>,
-    from: &dyn Fn(u32) -> bool,
+    from: &dyn Fn(&Stat) -> bool,
     most: u64,
 ) -> io::Result<Vec<PathBuf>> {
     let mut copy = Copy { to, from, left: most, left_out: Vec::new() };
-    copy.directory(source, target, Path::new(""), 0)?;
+    copy.tree(source.try_clone()?, target.try_clone()?)?;
     Ok(copy.left_out)
 }
 
 impl Copy<'_> {
-    fn directory(&mut self, source: &OwnedFd, target: &OwnedFd, at: &Path, depth: usize) -> io::Result<()> {
-        if depth > DEEPEST {
-            return Err(ErrorKind::InvalidFilename.into());
-        }
-        for entry in Dir::read_from(source)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let path = at.join(path_of(name));
-            match self.entry(source, target, name, &path, depth) {
+    fn tree(&mut self, source: OwnedFd, target: OwnedFd) -> io::Result<()> {
+        let (mut walk, mut into, mut path) = (Walk::of(source), Ladder::new(target), PathBuf::new());
+        loop {
+            let next = match walk.next() {
+                Err(error) if error.kind() == ErrorKind::NotFound => None, // the directory was removed meanwhile
+                Err(error) if is_kept_back(&error) => {
+                    self.leave_out(&path);
+                    None
+                }
+                next => next?,
+            };
+            let Some(name) = next else {
+                path.pop();
+                match walk.up()? && into.up()? {
+                    true => continue,
+                    false => return Ok(()),
+                }
+            };
+            path.push(path_of(&name));
+            match self.entry(walk.at(), into.at(), &name, &path) {
+                Ok(Some((below, made))) => {
+                    walk.enter(below)?;
+                    into.down(made)?;
+                    continue;
+                }
+                Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {} // removed meanwhile
-                Err(error) if is_kept_back(&error) => self.leave_out(path),
-                copied => copied?,
+                Err(error) if is_kept_back(&error) => self.leave_out(&path),
+                Err(error) => return Err(error),
             }
+            path.pop();
         }
-        Ok(())
     }
 
+    /// Copies what is no directory; a directory is made, and both are returned.
     fn entry(
         &mut self,
         source: &OwnedFd,
         target: &OwnedFd,
         name: &CStr,
         path: &Path,
-        depth: usize,
-    ) -> io::Result<()> {
+    ) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = rustix::fs::openat(source, name, flags, Mode::empty())?;
         let seen = rustix::fs::fstat(&entry)?;
-        if !(self.from)(seen.st_uid) {
-            self.leave_out(path.to_owned());
-            return Ok(());
+        if !(self.from)(&seen) {
+            self.leave_out(path);
+            return Ok(None);
         }
         match FileType::from_raw_mode(seen.st_mode) {
             FileType::Directory => {
                 let below = open(&entry, OFlags::RDONLY | OFlags::DIRECTORY)?;
                 rustix::fs::mkdirat(target, name, Mode::RWXU)?;
-                let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let made = rustix::fs::openat(target, name, flags, Mode::empty())?;
+                let made = walk::open(target, name)?;
                 self.own(made.as_fd())?;
-                self.directory(&below, &made, path, depth + 1)
+                return Ok(Some((below, made)));
             }
-            FileType::RegularFile => self.file(&open(&entry, OFlags::RDONLY)?, target, name),
+            FileType::RegularFile => self.file(&open(&entry, OFlags::RDONLY)?, target, name)?,
             FileType::Symlink => {
                 let leads_to = rustix::fs::readlinkat(&entry, c"", Vec::new())?;
-                Ok(rustix::fs::symlinkat(&leads_to, target, name)?)
+                rustix::fs::symlinkat(&leads_to, target, name)?;
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(None)
     }
 
     fn file(&mut self, source: &OwnedFd, target: &OwnedFd, name: &CStr) -> io::Result<()> {
         let seen = rustix::fs::fstat(source)?;
+        self.file_with(source, &seen, target, name, 0o600 | (seen.st_mode & 0o100))
+    }
+
+    fn file_with(
+        &mut self,
+        source: &OwnedFd,
+        seen: &Stat,
+        target: &OwnedFd,
+        name: &CStr,
+        mode: u32,
+    ) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(0o600 | (seen.st_mode & 0o100));
-        let made = rustix::fs::openat(target, name, flags, mode)?;
+        let made = rustix::fs::openat(target, name, flags, Mode::from_raw_mode(mode))?;
         self.own(made.as_fd())?;
         match rustix::fs::ioctl_ficlone(&made, source) {
             Ok(()) => Ok(()),
-            Err(_) => self.content(source, &made, &seen),
+            Err(_) => self.content(source, &made, seen),
         }
     }
 
@@ -151,10 +185,54 @@ impl Copy<'_> {
         Ok(rustix::fs::chownat(made, c"", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
     }
 
-    fn leave_out(&mut self, path: PathBuf) {
+    fn leave_out(&mut self, path: &Path) {
         if self.left_out.len() < MOST_NAMED {
-            self.left_out.push(path);
+            let is_short = |path: &&Path| path.as_os_str().len() <= LONGEST_NAMED;
+            let named = path.ancestors().find(is_short).unwrap_or(Path::new(""));
+            // An answer is text, and a job gives names as it likes.
+            self.left_out.push(PathBuf::from(named.to_string_lossy().into_owned()));
         }
+    }
+}
+
+/// Puts copies in the places of files that have other names, which stay as they are.
+pub(crate) struct Replacer {
+    copy: Copy<'static>,
+    number: u64,
+}
+
+impl Replacer {
+    /// The copies are `to`'s, and take `most` bytes at most.
+    pub(crate) fn new(to: (u32, u32), most: u64) -> Replacer {
+        Replacer { copy: Copy { to: Some(to), from: &|_| true, left: most, left_out: Vec::new() }, number: 0 }
+    }
+
+    /// The copy of the file at `entry` takes the place of `name` in a directory that nobody else changes, with this mode.
+    /// With [`ErrorKind::StorageFull`] the file is still there.
+    pub(crate) fn replace(
+        &mut self,
+        entry: &OwnedFd,
+        dir: &OwnedFd,
+        name: &CStr,
+        mode: u32,
+    ) -> io::Result<()> {
+        let source = open(entry, OFlags::RDONLY)?;
+        let seen = rustix::fs::fstat(&source)?;
+        let copied = loop {
+            self.number += 1;
+            let apart = CString::new(format!(".agent-copy-{}", self.number))?;
+            match self.copy.file_with(&source, &seen, dir, &apart, mode) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                copied => break copied.map(|()| apart.clone()).map_err(|error| (error, apart)),
+            }
+        };
+        let renamed = copied.and_then(|apart| {
+            rustix::fs::renameat(dir, &apart, dir, name).map_err(|error| (error.into(), apart))
+        });
+        renamed.map_err(|(error, apart)| {
+            let _ = rustix::fs::unlinkat(dir, &apart, AtFlags::empty()); // it may not have been made
+            error
+        })
     }
 }
 
@@ -278,7 +356,8 @@ mod tests {
         }
         let open = |path: &Path| agent_fs::open_directory(path).unwrap();
         let keeper = Some((KEEPER, KEEPER));
-        let left_out = copy(&open(&source), &open(&target), keeper, &|uid| uid == JOB, 1 << 20).unwrap();
+        let left_out =
+            copy(&open(&source), &open(&target), keeper, &|seen| seen.st_uid == JOB, 1 << 20).unwrap();
         assert_eq!(left_out, [PathBuf::from("roots")]);
         assert_eq!(target.join("jobs").metadata().unwrap().uid(), KEEPER);
         assert!(!target.join("roots").exists());

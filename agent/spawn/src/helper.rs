@@ -1,6 +1,7 @@
 //! The helper: receives verbs from the daemon's user, checks the limits, and carries the verbs out.
 //!
-//! One thread for each connection, which lasts as long as the process it started. The helper keeps no state: when it
+//! A builder ends with the helper that started it: nobody could tell how it ended, and the next try of the build would
+//! have it beside it. One thread for each connection that asked for something; it lasts as long as the process it started. The helper keeps no state: when it
 //! is killed, supervisors and jobs go on, and the next one recognises them by what the kernel reports.
 
 use std::fs;
@@ -18,27 +19,29 @@ use std::time::Duration;
 use agent_fs::Links;
 use agent_shim::apart::Assigned;
 use agent_shim::cgroup::{Groups, SCOPE_PREFIX};
-use agent_shim::process::{self, Process};
+use agent_shim::process;
 use agent_shim::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::socket::{getsockopt, setsockopt, sockopt};
-use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::Pid;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Stat};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::limits::{HelperLimits, LimitError};
-use crate::wire::{self, GivenPart, RootAnswer, RootVerb};
+use crate::memory::{BuilderGate, Limit};
+use crate::silent::{HelperClient, Silent, SilentConnection};
+use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
 use crate::{Program, Scope, copies, files, scope, start};
 
-/// Connections at a time: each supervisor that this helper started has one until it ends.
+/// Connections that asked for something at a time: each supervisor that this helper started has one until it ends.
 const MOST: usize = 4096;
 
-/// Stack of a thread, in bytes; walking a tree recurses as deep as the tree is.
-const STACK: usize = 2 << 20;
+/// How many of these only the daemon can have.
+const FOR_DAEMON: usize = 64;
 
-/// How long a request may take to arrive, in seconds.
-const REQUEST: i64 = 10;
+/// Stack of a thread, in bytes.
+const STACK: usize = 1 << 20;
 
 /// The longest time a kill may take.
 const LONGEST_KILL: Duration = Duration::from_secs(60);
@@ -63,26 +66,48 @@ impl<E: Into<io::Error>> From<E> for Undone {
 
 /// Serves every client, for ever.
 pub fn serve(listener: BorrowedFd<'_>, limits: HelperLimits) -> io::Result<()> {
+    let limits = HelperLimits { files: raise_files(), ..limits };
     let (limits, taken) = (Arc::new(limits), Arc::new(AtomicUsize::new(0)));
+    let mut silent = Silent::default();
     loop {
-        let stream = match sys::accept(listener) {
-            Ok(stream) => stream,
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error), // nobody listens
-            Err(_) => {
-                thread::sleep(Duration::from_millis(100)); // others give descriptors back
+        let (is_new, asking) = silent.wait(listener)?;
+        for connection in asking {
+            let (limits, of) = (Arc::clone(&limits), Taken(Arc::clone(&taken)));
+            let most = if connection.peer.is_daemon { MOST } else { MOST - FOR_DAEMON };
+            if of.0.fetch_add(1, Ordering::Relaxed) >= most {
                 continue;
             }
-        };
-        let (limits, of) = (Arc::clone(&limits), Taken(Arc::clone(&taken)));
-        if of.0.fetch_add(1, Ordering::Relaxed) >= MOST || !is_keeper(&stream, &limits) {
+            let serve = move || {
+                let _of = of;
+                let _ = converse(&connection.stream, &limits); // the client is gone
+            };
+            let _ = thread::Builder::new().stack_size(STACK).spawn(serve); // as if it had been closed
+        }
+        if !is_new {
             continue;
         }
-        let serve = move || {
-            let _of = of;
-            let _ = converse(&stream, &limits); // the client is gone
-        };
-        let _ = thread::Builder::new().stack_size(STACK).spawn(serve); // as if it had been closed
+        match sys::accept(listener) {
+            Ok(stream) => {
+                if let Some(peer) = keeper(&stream, &limits) {
+                    silent.add(SilentConnection { stream, peer });
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error), // nobody listens
+            Err(_) => {
+                silent.close_others();
+                thread::sleep(Duration::from_millis(10)); // others give descriptors back
+            }
+        }
     }
+}
+
+/// Lets this process have as many files open as it may, and returns how many it could before, which is what it starts
+/// programs with.
+fn raise_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    // It goes on with fewer.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    limit.current.unwrap_or(u64::MAX)
 }
 
 /// Counts one open connection.
@@ -94,13 +119,14 @@ impl Drop for Taken {
     }
 }
 
-/// The socket belongs to the daemon's user; the peer's user is checked with the kernel all the same.
-fn is_keeper(stream: &OwnedFd, limits: &HelperLimits) -> bool {
-    getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == limits.keeper.0)
+/// Who has connected, if it is of the daemon's user: the socket is that user's, and the kernel is asked all the same.
+fn keeper(stream: &OwnedFd, limits: &HelperLimits) -> Option<HelperClient> {
+    let peer =
+        getsockopt(stream, sockopt::PeerCredentials).ok().filter(|peer| peer.uid() == limits.keeper.0)?;
+    Some(HelperClient { pid: peer.pid(), is_daemon: runs(peer.pid(), &limits.daemon) })
 }
 
 fn converse(stream: &OwnedFd, limits: &HelperLimits) -> io::Result<()> {
-    setsockopt(stream, sockopt::ReceiveTimeout, &TimeVal::seconds(REQUEST))?;
     let (verb, descriptors) = match wire::receive::<RootVerb>(stream.as_fd()) {
         Ok(Some(request)) => request,
         Ok(None) => return Ok(()),
@@ -129,29 +155,22 @@ fn obey(
         return Err(LimitError::Descriptors.into());
     }
     match verb {
+        RootVerb::Greet => Ok(RootAnswer::Done),
         RootVerb::Give { path, uid, kind } => give(limits, &path, uid, kind),
-        RootVerb::Take { path } => {
-            files::take(&open(limits, &path)?, limits.keeper, &|uid| limits.may_be(uid).is_ok())?;
+        RootVerb::Take { path, part } => {
+            if let TakenPart::Readable { uid, .. } | TakenPart::Whole { uid } = part {
+                limits.may_be(uid)?;
+            }
+            files::take(&open(limits, &path)?, limits.keeper, part, &|uid| limits.may_be(uid).is_ok())?;
             Ok(RootAnswer::Done)
         }
-        RootVerb::Copy { from, to, most } => {
-            let (from, to) = (open(limits, &from)?, open(limits, &to)?);
-            if rustix::fs::fstat(&to)?.st_uid != limits.keeper.0 {
-                return Err(LimitError::Destination.into());
-            }
-            let is_due = |uid| uid == limits.keeper.0 || limits.may_be(uid).is_ok();
-            let left_out = copies::copy(&from, &to, Some(limits.keeper), &is_due, most)?;
-            Ok(RootAnswer::Copied { left_out })
-        }
+        RootVerb::Copy { from, to, uid, most } => copy(limits, [&from, &to], uid, most),
         RootVerb::Supervise { replica, uid } => {
             let (mut child, pidfd) = supervise(limits, &replica, uid, descriptors)?;
             wire::send(stream.as_fd(), &RootAnswer::Started { pid: child.id() as i32 }, &[pidfd.as_fd()])?;
-            Ok(RootAnswer::Ended { status: child.wait()?.into_raw() })
+            Ok(RootAnswer::Ended { status: child.wait()?.into_raw(), out_of_memory: false })
         }
-        RootVerb::Build(program) => {
-            let (child, pidfd) = build(limits, &program, descriptors)?;
-            follow(stream, child, &pidfd)
-        }
+        RootVerb::Build(program) => follow(stream, build(limits, &program, descriptors)?),
         RootVerb::Enclose { pid, scope } => enclose(limits, pid, &scope),
         RootVerb::Kill { groups, mark, within_ms } => {
             limits.targets(&groups, &mark)?;
@@ -171,10 +190,21 @@ fn open(limits: &HelperLimits, path: &Path) -> Result<OwnedFd, Undone> {
 
 fn give(limits: &HelperLimits, path: &Path, uid: u32, kind: GivenPart) -> Result<RootAnswer, Undone> {
     let user = limits.user(uid)?;
-    // Files of job users may be given, too: the daemon could make such a user copy them.
-    let is_due = |uid| uid == limits.keeper.0 || limits.may_be(uid).is_ok();
+    // Users of single jobs have nothing but what the daemon gave them. What belongs to a person is given to nobody.
+    let is_due = |uid| uid == limits.keeper.0 || limits.job_uids.contains(&uid);
     files::give(&open(limits, path)?, (user.uid, user.gid), &is_due, kind)?;
     Ok(RootAnswer::Done)
+}
+
+fn copy(limits: &HelperLimits, [from, to]: [&Path; 2], uid: u32, most: u64) -> Result<RootAnswer, Undone> {
+    limits.may_be(uid)?;
+    let (from, to) = (open(limits, from)?, open(limits, to)?);
+    if rustix::fs::fstat(&to)?.st_uid != limits.keeper.0 {
+        return Err(LimitError::Destination.into());
+    }
+    let is_due = |seen: &Stat| copies::is_of_the_run(seen, limits.keeper.0, uid);
+    let left_out = copies::copy(&from, &to, Some(limits.keeper), &is_due, most)?;
+    Ok(RootAnswer::Copied { left_out })
 }
 
 fn supervise(
@@ -197,22 +227,40 @@ fn supervise(
     child_with_handle(child)
 }
 
-fn build(
-    limits: &HelperLimits,
-    program: &Program,
-    descriptors: Vec<OwnedFd>,
-) -> Result<(Child, OwnedFd), Undone> {
+fn build(limits: &HelperLimits, program: &Program, descriptors: Vec<OwnedFd>) -> Result<Builder, Undone> {
     let [input, output, error]: [OwnedFd; 3] = descriptors.try_into().map_err(|_| LimitError::Descriptors)?;
     if !is_pipe(&output) || !is_pipe(&error) {
         return Err(LimitError::Descriptors.into());
     }
-    let mut command = start::builder(&limits.shim, limits.builder(), program);
+    let mut gate = BuilderGate::new()?;
+    let mut command = start::builder(limits, program, &gate.path());
     command.stdin(input).stdout(output).stderr(error).process_group(0);
-    let child = command.spawn()?;
+    let mut child = command.spawn()?;
+    let pid = child.id() as i32;
     if program.nice > 0 {
-        start::give_way(child.id() as i32, program.nice);
+        start::give_way(pid, program.nice);
     }
-    child_with_handle(child)
+    let limit = program.memory.map(|memory| Limit::of(pid, memory));
+    let ready = sys::pidfd_open(pid).and_then(|pidfd| {
+        gate.open(limit.as_ref().and_then(Limit::each))?;
+        Ok(pidfd)
+    });
+    match ready {
+        Ok(pidfd) => Ok(Builder { child, pidfd, limit, _gate: gate }),
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error.into())
+        }
+    }
+}
+
+/// A builder that runs.
+struct Builder {
+    child: Child,
+    pidfd: OwnedFd,
+    limit: Option<Limit>,
+    _gate: BuilderGate,
 }
 
 /// A child is given the daemon's end of a pipe, and nothing that root could write into.
@@ -227,11 +275,11 @@ fn child_with_handle(child: Child) -> Result<(Child, OwnedFd), Undone> {
 }
 
 /// A builder is killed when the client that waits for it is gone.
-fn follow(stream: &OwnedFd, mut child: Child, pidfd: &OwnedFd) -> Result<RootAnswer, Undone> {
-    let pid = child.id() as i32;
-    let told = wire::send(stream.as_fd(), &RootAnswer::Started { pid }, &[pidfd.as_fd()]);
-    let mut waits =
-        [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN), PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+fn follow(stream: &OwnedFd, mut builder: Builder) -> Result<RootAnswer, Undone> {
+    let pid = builder.child.id() as i32;
+    let told = wire::send(stream.as_fd(), &RootAnswer::Started { pid }, &[builder.pidfd.as_fd()]);
+    let [ends, gone] = [&builder.pidfd, stream].map(|file| PollFd::new(file.as_fd(), PollFlags::POLLIN));
+    let mut waits = [ends, gone];
     let ended = told.and_then(|()| {
         loop {
             match poll(&mut waits, PollTimeout::NONE) {
@@ -240,24 +288,21 @@ fn follow(stream: &OwnedFd, mut child: Child, pidfd: &OwnedFd) -> Result<RootAns
             }
         }
     });
+    let out_of_memory = builder.limit.as_ref().is_some_and(Limit::was_exceeded);
     let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL); // not reaped yet, so the number is still its own
-    let status = child.wait()?;
+    let status = builder.child.wait()?;
     ended?;
-    Ok(RootAnswer::Ended { status: status.into_raw() })
+    Ok(RootAnswer::Ended { status: status.into_raw(), out_of_memory })
 }
 
 fn enclose(limits: &HelperLimits, pid: i32, wanted: &Scope) -> Result<RootAnswer, Undone> {
-    let is_due = match wanted {
-        Scope::Job { .. } => is_supervisor(limits, pid),
-        Scope::Builder { .. } => {
-            Process::find(pid).is_some_and(|found| found.parent == std::process::id() as i32)
-        }
-    };
+    // Builders are put into theirs as they are started.
+    let is_due = matches!(wanted, Scope::Job { .. }) && is_supervisor(limits, pid);
     if !is_due {
         return Err(LimitError::Process(pid).into());
     }
     let group = scope::make(pid, wanted).map_err(io::Error::other)?;
-    if matches!(wanted, Scope::Job { .. }) && is_supervisor(limits, pid) {
+    if is_supervisor(limits, pid) {
         delegate(pid, limits.keeper)?;
     }
     Ok(RootAnswer::Enclosed { group })
@@ -265,13 +310,16 @@ fn enclose(limits: &HelperLimits, pid: i32, wanted: &Scope) -> Result<RootAnswer
 
 /// It runs the supervisor's program as the daemon's user; only the daemon itself could start another such process.
 fn is_supervisor(limits: &HelperLimits, pid: i32) -> bool {
-    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-    let shim = fs::canonicalize(&limits.shim).unwrap_or_else(|_| limits.shim.clone());
-    // An upgrade replaces the file of running supervisors.
-    let is_program = exe == shim
-        || exe.to_str().and_then(|exe| exe.strip_suffix(" (deleted)")).map(Path::new) == Some(&shim);
     let owner = fs::metadata(format!("/proc/{pid}")).map(|found| found.uid());
-    is_program && owner.is_ok_and(|uid| uid == limits.keeper.0)
+    runs(pid, &limits.shim) && owner.is_ok_and(|uid| uid == limits.keeper.0)
+}
+
+/// The process runs this program, or the one that was there before an upgrade.
+fn runs(pid: i32, program: &Path) -> bool {
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let program = fs::canonicalize(program).unwrap_or_else(|_| program.to_owned());
+    exe == program
+        || exe.to_str().and_then(|exe| exe.strip_suffix(" (deleted)")).map(Path::new) == Some(&program)
 }
 
 /// Lets the supervisor make groups for its job in its scope, in every hierarchy that has the scope.

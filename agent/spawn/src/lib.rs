@@ -7,29 +7,36 @@
 //!
 //! | RootVerb | Does |
 //! |---|---|
+//! | greet | nothing: it shows that the helper is there |
 //! | give | gives files of the daemon to a job's user, or lends their directories to a builder |
-//! | take | gives what such users left in a tree back to the daemon |
-//! | copy | copies what such users have written so far into a directory of the daemon |
+//! | take | gives what one such user left in a tree to the daemon |
+//! | copy | copies what such a user has written so far into a directory of the daemon |
 //! | supervise | starts a supervisor for the job of a user |
-//! | build | starts a program as the user of builders |
-//! | enclose | puts a supervisor or a builder into a scope of systemd |
+//! | build | starts a program as the user of builders, with a limit on its memory |
+//! | enclose | puts a supervisor into a scope of systemd |
 //! | kill | kills the remaining processes of a job or a builder |
 //!
 //! Invariants: nothing here parses data of a job or a package; whatever the daemon asks, nothing outside of the state
 //! directory is given, taken, copied or used as a job directory, and no process runs as a user that the limits do not allow.
+//! A file that has a second name may be outside of it by that: it never changes hands.
 
 mod client;
 mod copies;
 mod files;
 pub mod helper;
 pub mod limits;
+mod memory;
 mod scope;
+mod silent;
 mod start;
+mod walk;
 mod wire;
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::OnceLock;
@@ -43,6 +50,7 @@ use rustix::fs::{Mode, OFlags};
 pub use scope::{Scope, ScopeError, is_possible as can_make_scopes};
 pub use start::{give_way, supervisor};
 pub use wire::GivenPart;
+use wire::TakenPart;
 
 static HELPER: OnceLock<client::Helper> = OnceLock::new();
 
@@ -74,13 +82,23 @@ pub fn has_helper() -> bool {
     HELPER.get().is_some()
 }
 
+/// Asks the helper, if there is one, whether it is there; if not, what is wrong. Blocks for some seconds at most.
+pub fn what_is_wrong() -> Option<String> {
+    client::what_is_wrong(HELPER.get()?)
+}
+
+/// What is known to be wrong with the helper: an operation of this process, or [`what_is_wrong`], waits for it.
+pub fn is_waited_for() -> Option<String> {
+    client::away()
+}
+
 /// Jobs of this process can run as users other than its own.
 pub fn serves_others() -> bool {
     has_helper() || nix::unistd::geteuid().is_root()
 }
 
-/// Gives all files at `path`, or only its directories, to the user; a helper gives only the daemon's and job users'
-/// files.
+/// Gives all files at `path` that have one name, or only its directories, to the user; a helper gives only those of the
+/// daemon and of users of single jobs.
 pub fn give(path: &Path, uid: u32, gid: u32, kind: GivenPart) -> io::Result<()> {
     match HELPER.get() {
         Some(helper) => client::give(helper, path, uid, kind),
@@ -88,26 +106,35 @@ pub fn give(path: &Path, uid: u32, gid: u32, kind: GivenPart) -> io::Result<()> 
     }
 }
 
-/// Gives the user's files at `path` (with a helper, those of all users it serves) to the daemon, which can then read
-/// and remove them; clears set-id bits and writing by others. Does nothing with neither user nor helper.
-pub fn take(path: &Path, uid: Option<u32>) -> io::Result<()> {
-    match (HELPER.get(), uid) {
-        (Some(helper), _) => client::take(helper, path),
-        (None, Some(from)) => {
+/// Takes what a builder left at `path`: its directories and files are the daemon's from then on, no other user may
+/// write to them, and none has a set-id bit. A copy takes the place of each file that has other names, which stay the
+/// builder's.
+pub fn take(path: &Path, uid: u32) -> io::Result<()> {
+    let part = TakenPart::Whole { uid };
+    match HELPER.get() {
+        Some(helper) => client::take(helper, path, part),
+        None => {
             let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-            files::take(&agent_fs::open_directory(path)?, own, &|uid| uid == from)
+            files::take(&agent_fs::open_directory(path)?, own, part, &|_| false)
         }
-        (None, None) => Ok(()),
     }
 }
 
+/// Lets the daemon read what the user of a job that is over left at `path`; copies of files that have other names, too,
+/// and that not everybody may read, take `most` bytes at most. Does nothing without a helper: root reads everything.
+pub fn take_outputs(path: &Path, uid: u32, most: u64) -> io::Result<()> {
+    let Some(helper) = HELPER.get() else { return Ok(()) };
+    client::take(helper, path, TakenPart::Readable { uid, most })
+}
+
 /// Copies what is in the directory `below` of the directory `base`, which others may change meanwhile, into the
-/// directory `to` of the daemon: at most `most` bytes, or [`io::ErrorKind::StorageFull`]. With a helper, only files of
-/// the daemon and of users it serves. Returns the paths, relative to `below`, that it could not copy.
-pub fn copy(base: &Path, below: &Path, to: &Path, most: u64) -> io::Result<Vec<PathBuf>> {
-    match HELPER.get() {
-        Some(helper) => client::copy(helper, &base.join(below), to, most),
-        None => {
+/// directory `to` of the daemon: at most `most` bytes, or [`io::ErrorKind::StorageFull`]. Where `uid` says whose job it
+/// is, only files of that user are copied, and of the daemon those that have no other name. Returns the paths, relative
+/// to `below`, that it could not copy.
+pub fn copy(base: &Path, below: &Path, to: &Path, uid: Option<u32>, most: u64) -> io::Result<Vec<PathBuf>> {
+    match (HELPER.get(), uid) {
+        (Some(helper), Some(uid)) => client::copy(helper, &base.join(below), to, uid, most),
+        _ => {
             let (base, to) = (agent_fs::open_directory(base)?, agent_fs::open_directory(to)?);
             let from = agent_fs::open_beneath(
                 base,
@@ -116,46 +143,31 @@ pub fn copy(base: &Path, below: &Path, to: &Path, most: u64) -> io::Result<Vec<P
                 Mode::empty(),
                 agent_fs::Links::Never,
             )?;
-            copies::copy(&from, &to, None, &|_| true, most)
+            let own = nix::unistd::geteuid().as_raw();
+            let is_due =
+                |seen: &rustix::fs::Stat| uid.is_none_or(|uid| copies::is_of_the_run(seen, own, uid));
+            copies::copy(&from, &to, None, &is_due, most)
         }
     }
 }
 
-/// Removes a tree, whichever users own its files, also if some of its directories are closed. A tree that does not exist
-/// is no error.
+/// Removes a tree, whichever users own its files, however deep it is, also if some of its directories are closed. A tree
+/// that does not exist is no error. What stands at `path` instead of a tree is removed, too.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
-    let removed = match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            if has_helper() {
-                take(path, None)?;
-            }
-            open_directories(path)?;
-            std::fs::remove_dir_all(path)
-        }
-        removed => removed,
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = match rustix::fs::open(above, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        parent => parent?,
     };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Gives this user all rights for its own directories of a tree.
-fn open_directories(path: &Path) -> io::Result<()> {
-    let mut left = vec![path.to_owned()];
-    while let Some(directory) = left.pop() {
-        let mode = directory.symlink_metadata()?.permissions().mode();
-        if mode & 0o700 != 0o700 {
-            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(mode | 0o700))?;
+    let name = CString::new(name.as_bytes())?;
+    match (files::remove(&parent, &name), HELPER.get()) {
+        (Err(error), Some(helper)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            client::take(helper, path, TakenPart::Directories)?;
+            files::remove(&parent, &name)
         }
-        for entry in directory.read_dir()? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                left.push(entry.path());
-            }
-        }
+        (removed, _) => removed,
     }
-    Ok(())
 }
 
 /// Kills the processes that are in the groups or bear the mark, until none is left or the time is over. Returns how
@@ -182,15 +194,24 @@ pub struct Started {
     pub pid: i32,
     /// Readable once it has ended.
     pub pidfd: OwnedFd,
-    /// The connection on which its end is reported. A builder is killed when this is closed.
+    /// The connection on which its end is reported. A builder is killed when this is closed, and when its helper ends.
     end: OwnedFd,
 }
 
 impl Started {
-    /// How it ended. Blocks until it has.
-    pub fn wait(&self) -> io::Result<ExitStatus> {
+    /// How it ended; where its helper ended first, as if it had been killed. Blocks until it has.
+    pub fn wait(&self) -> io::Result<Ended> {
         client::wait(self)
     }
+}
+
+/// How a process ended that the helper started.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// As the kernel says it.
+    pub status: ExitStatus,
+    /// One of its processes was killed because they took more memory together than they may.
+    pub out_of_memory: bool,
 }
 
 /// Has the helper start a supervisor at a job directory for a job of this user; `None` without a helper.
@@ -209,6 +230,8 @@ pub struct Program {
     pub cwd: PathBuf,
     /// How much nicer than the daemon it is.
     pub nice: i32,
+    /// The most memory that it and all that it starts may take together, in bytes.
+    pub memory: Option<u64>,
 }
 
 /// Has the helper run a program as the user of builders, with these as its standard streams; `None` without a helper.

@@ -36,6 +36,10 @@ pub struct HelperLimits {
     pub root_jobs: bool,
     /// The supervisor's program.
     pub shim: PathBuf,
+    /// The daemon's program.
+    pub daemon: PathBuf,
+    /// How many files a builder may have open.
+    pub files: u64,
 }
 
 /// Why something is not done.
@@ -54,7 +58,7 @@ pub enum LimitError {
     #[error("`{0}` names no replica")]
     Replica(String),
     /// A process is not one that may be put into a scope.
-    #[error("process {0} is neither a supervisor nor a builder")]
+    #[error("process {0} is no supervisor")]
     Process(i32),
     /// The target of a kill does not belong to a job.
     #[error("{0} is nothing of a job")]
@@ -148,6 +152,8 @@ mod tests {
             accounts: vec![70],
             root_jobs: false,
             shim: "/usr/bin/agent-shim".into(),
+            daemon: "/usr/bin/agentd".into(),
+            files: 1024,
         }
     }
 

@@ -60,6 +60,8 @@ fn limits(mut words: impl Iterator<Item = String>) -> Result<HelperLimits, Strin
         accounts,
         root_jobs,
         shim: own.with_file_name("agent-shim"),
+        daemon: own.with_file_name("agentd"),
+        files: u64::MAX,
     })
 }
 

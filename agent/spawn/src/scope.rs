@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use agent_model::ReplicaId;
 use agent_shim::cgroup::SCOPE_PREFIX;
+use agent_shim::process::Process;
 use agent_shim::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ const WITHIN: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The slice of all jobs.
-const SLICE: &str = "agent-jobs.slice";
+const SLICE: &str = "agentjobs.slice";
 
 /// Where `busctl` is looked for.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -63,6 +64,9 @@ pub enum ScopeError {
     /// systemd accepted, but the process was not in the scope in time.
     #[error("systemd did not move the process into its scope for {WITHIN:?}")]
     Slow,
+    /// The process ended before it was in a scope.
+    #[error("the process has ended")]
+    Gone,
 }
 
 /// Whether systemd runs this machine, and makes scopes for this process.
@@ -86,12 +90,17 @@ pub(crate) fn make(pid: i32, scope: &Scope) -> Result<PathBuf, ScopeError> {
     if let Some(group) = group_of(pid, SCOPE_PREFIX) {
         return Ok(group);
     }
+    let lives = || Process::find(pid).is_some();
     let (name, request) = request(pid, scope);
+    if !lives() {
+        return Err(ScopeError::Gone);
+    }
     call(&request)?;
     let deadline = Instant::now() + WITHIN;
     loop {
         match group_of(pid, &name) {
             Some(group) => return Ok(group),
+            None if !lives() => return Err(ScopeError::Gone),
             None if Instant::now() >= deadline => return Err(ScopeError::Slow),
             None => thread::sleep(LOOK),
         }
@@ -222,6 +231,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn test_a_process_that_has_ended_is_not_waited_for() {
+        #[allow(clippy::disallowed_methods, reason = "a process that ends at once")]
+        let mut child = Command::new("true").spawn().unwrap();
+        while Process::find(child.id() as i32).is_some() {
+            thread::sleep(LOOK);
+        }
+        // It is not reaped yet, and systemd, if it is there, is not asked.
+        let made = make(child.id() as i32, &Scope::Builder { number: 0, memory: 1 << 30 });
+        assert!(matches!(made, Err(ScopeError::Gone)), "{made:?}");
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn test_call_names_the_unit_the_slice_and_the_process() {
         let scope = |metadata| Scope::Job {
             replica: "train.1.0".parse().unwrap(),
@@ -233,7 +255,7 @@ mod tests {
         let words = words.join(" ");
         assert!(words.contains(&format!(" {name} fail 6 Description s ")), "{words}");
         assert!(words.contains(" PIDs au 1 77 Delegate b true "), "{words}");
-        assert!(words.contains(" Slice s agent-jobs.slice "), "{words}");
+        assert!(words.contains(" Slice s agentjobs.slice "), "{words}");
         assert!(words.ends_with(" 0"), "{words}");
         let (_, builder) = request(77, &Scope::Builder { number: 3, memory: 1 << 30 });
         assert!(builder.join(" ").contains(" MemoryMax t 1073741824 MemorySwapMax t 0 "));

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::process::Command;
 
 use agent_model::failpoint;
-use agent_shim::apart::{ASSIGNED, Assigned, FOR_PROGRAM, WORKS_IN};
+use agent_shim::apart::{ASSIGNED, Assigned, FILES, FOR_PROGRAM, GATE, STARTER, WORKS_IN};
 
 use crate::Program;
+use crate::limits::HelperLimits;
 
 /// A supervisor for a job directory, which runs as the users it is assigned.
 #[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
@@ -23,13 +24,14 @@ pub fn supervisor(shim: &Path, dir: &Path, assigned: Option<&Assigned>) -> Comma
     command
 }
 
-/// A program that runs as a user of builders.
+/// A program that runs as the user of builders, once it may pass the gate.
 #[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
-pub(crate) fn builder(shim: &Path, id: u32, program: &Program) -> Command {
-    let mut command = Command::new(shim);
-    command.arg("as").arg(id.to_string()).args(&program.argv).env_clear();
+pub(crate) fn builder(limits: &HelperLimits, program: &Program, gate: &Path) -> Command {
+    let mut command = Command::new(&limits.shim);
+    command.arg("as").arg(limits.builder().to_string()).args(&program.argv).env_clear();
     command.envs(program.env.iter().map(|(name, value)| (format!("{FOR_PROGRAM}{name}"), value)));
-    command.env(WORKS_IN, &program.cwd).current_dir("/");
+    command.env(WORKS_IN, &program.cwd).env(FILES, limits.files.to_string()).current_dir("/");
+    command.env(STARTER, std::process::id().to_string()).env(GATE, gate);
     command
 }
 

@@ -23,10 +23,33 @@ pub enum GivenPart {
     Directories,
 }
 
+/// Which part of a tree is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum TakenPart {
+    /// Its directories, whichever users own them: so much is needed to remove it.
+    Directories,
+    /// The directories and files of one user. A file that has other names stays as it is where everybody may read it;
+    /// otherwise a copy takes its place, of at most so many bytes for all.
+    Readable {
+        /// The user.
+        uid: u32,
+        /// The bytes.
+        most: u64,
+    },
+    /// The directories and files of one user. A copy takes the place of each file that has other names.
+    Whole {
+        /// The user.
+        uid: u32,
+    },
+}
+
 /// A request. Paths of trees are relative to the state directory.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum RootVerb {
+    /// Shows that the helper is there.
+    Greet,
     Give {
         path: PathBuf,
         uid: u32,
@@ -34,11 +57,13 @@ pub(crate) enum RootVerb {
     },
     Take {
         path: PathBuf,
+        part: TakenPart,
     },
-    /// Of at most so many bytes, into a directory of the daemon.
+    /// What is the daemon's or this user's, of at most so many bytes, into a directory of the daemon.
     Copy {
         from: PathBuf,
         to: PathBuf,
+        uid: u32,
         most: u64,
     },
     /// With the pipe for its greeting.
@@ -73,6 +98,7 @@ pub(crate) enum RootAnswer {
     },
     Ended {
         status: i32,
+        out_of_memory: bool,
     },
     Enclosed {
         group: PathBuf,

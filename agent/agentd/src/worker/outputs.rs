@@ -91,11 +91,15 @@ pub(crate) async fn collect(
     let places = places(dir, job);
     let (base, stop) = (dir.data().to_owned(), Arc::new(AtomicBool::new(false)));
     let _stop_when_dropped = SetOnDrop(Arc::clone(&stop));
+    let taken = dir.clone();
     let scanned = agent_blocking::spawn_blocking(move || {
         failpoint::hit("node.outputs.collect")
             .map_err(|source| ScanError::Read { path: base.clone(), source })?;
-        for (_, place) in &places {
-            let _ = agent_spawn::take(place, None); // the scan reports what it cannot read
+        if let Some(uid) = run_by(&taken) {
+            for (_, place) in &places {
+                let room = agent_node::disk_free(place) / 2;
+                let _ = agent_spawn::take_outputs(place, uid, room); // the scan reports what it cannot read
+            }
         }
         scan(&base, &places, &without, &stop)
     });
@@ -122,7 +126,7 @@ pub(crate) async fn collect_so_far(
     let _stop_when_dropped = SetOnDrop(Arc::clone(&stop));
     let copied = agent_blocking::spawn_blocking(move || {
         let copy = tempfile::Builder::new().prefix("outputs-").tempdir_in(dir.path())?;
-        let (copies, left_out) = copy_places(dir.data(), &places, copy.path(), room)?;
+        let (copies, left_out) = copy_places(dir.data(), &places, copy.path(), run_by(&dir), room)?;
         let scanned = scan(copy.path(), &copies, &left_out, &stop);
         Ok((scanned, copy))
     });
@@ -134,11 +138,17 @@ pub(crate) async fn collect_so_far(
     push(scanned.map_err(CollectError::Scan)?, store).await
 }
 
+/// The user that the job ran as, if it is not the daemon's own.
+fn run_by(dir: &JobDir) -> Option<u32> {
+    dir.read_launch().ok().flatten()?.user.map(|user| user.uid)
+}
+
 /// Copies each place into a directory of `to`; returns these directories, and what could not be copied.
 fn copy_places(
     base: &Path,
     places: &[PrefixedDirectory],
     to: &Path,
+    uid: Option<u32>,
     room: u64,
 ) -> io::Result<(Vec<PrefixedDirectory>, Vec<Unread>)> {
     failpoint::hit("node.outputs.copy")?;
@@ -146,7 +156,7 @@ fn copy_places(
     for (number, (prefix, place)) in places.iter().enumerate() {
         let (below, copy) = (place.strip_prefix(base).unwrap_or(place), to.join(number.to_string()));
         std::fs::create_dir(&copy)?;
-        match agent_spawn::copy(base, below, &copy, room) {
+        match agent_spawn::copy(base, below, &copy, uid, room) {
             Ok(paths) => {
                 let why = "cannot be read".to_owned();
                 left_out.extend(paths.iter().map(|path| Unread { path: below.join(path), why: why.clone() }));

@@ -23,7 +23,8 @@ use tracing::{info, warn};
 
 use super::gpus;
 
-/// How often the container engine is checked by a request: a frozen one does not close its connections.
+/// How often the container engine and root's helper are checked by a request: a frozen one does not close its
+/// connections.
 const ASK_ENGINE_EVERY: Duration = Duration::from_secs(10);
 /// How often everything is checked.
 const PROBE_EVERY: Duration = Duration::from_secs(60);
@@ -68,7 +69,7 @@ impl Upkeep {
             };
             let depth = match (probed.elapsed() >= PROBE_EVERY, asked.elapsed() >= ASK_ENGINE_EVERY) {
                 (true, _) => Depth::Whole,
-                (false, due) if due || ended => Depth::Engine,
+                (false, due) if due || ended => Depth::Others,
                 _ => Depth::Disk,
             };
             if ended {
@@ -104,9 +105,11 @@ impl Upkeep {
         }
         let mut found = match depth {
             Depth::Whole => agent_node::probe(&self.probe),
-            Depth::Engine | Depth::Disk => {
+            Depth::Others | Depth::Disk => {
                 let mut findings = agent_node::check(&self.probe);
-                findings.extend((depth == Depth::Engine).then(|| agent_node::check_engine(&self.probe)));
+                if depth == Depth::Others {
+                    findings.extend(agent_node::check_others(&self.probe));
+                }
                 renewed(&self.inventory.borrow(), findings)
             }
         };
@@ -129,8 +132,8 @@ impl Upkeep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
     Disk,
-    /// The container engine as well.
-    Engine,
+    /// The container engine and root's helper as well.
+    Others,
     Whole,
 }
 
@@ -193,6 +196,7 @@ mod tests {
             engine,
             docker,
             jobs,
+            helper: || None,
             labels,
         };
         let inventory = agent_node::probe(&probe);
@@ -249,6 +253,7 @@ mod tests {
             engine: nowhere,
             docker,
             jobs,
+            helper: || None,
             labels,
         };
         let came = watch::Sender::new(0);

@@ -235,21 +235,17 @@ impl BuildWorkspace {
         taken.map_err(AcquireError::io("take back", &self.prefix))
     }
 
-    /// The group that limits the memory of this build, if there is a limit and a group can be made.
+    /// The group that limits the memory of this build, if there is a limit.
     fn group(&self) -> Option<Arc<MemoryGroup>> {
-        let make = || match self.memory {
-            0 => None,
-            limit => MemoryGroup::make(limit)
-                .inspect_err(|why| {
-                    // A property of the machine, which `agentctl doctor` shows: no news for whoever builds.
-                    let warn = || {
-                        let limit = size::decimal(limit);
-                        tracing::warn!(limit, %why, "cannot limit memory of builds");
-                    };
-                    WARNED.call_once(warn);
-                })
-                .ok()
-                .map(Arc::new),
+        let make = || {
+            let limited = (self.memory > 0).then(|| Arc::new(MemoryGroup::make(self.memory)))?;
+            if let Some(why) = limited.unmet() {
+                // A property of the machine, which `agentctl doctor` shows: no news for whoever builds.
+                let limit = size::decimal(self.memory);
+                let warn = || tracing::warn!(limit, why, "each process of a build has the limit by itself");
+                WARNED.call_once(warn);
+            }
+            Some(limited)
         };
         self.group.get_or_init(make).clone()
     }

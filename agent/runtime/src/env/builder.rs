@@ -31,7 +31,7 @@ impl Builder {
 
     /// Gives everything that it made to the daemon.
     pub(crate) fn take_back(&self, dir: &Path) -> io::Result<()> {
-        agent_spawn::take(dir, Some(self.id))
+        agent_spawn::take(dir, self.id)
     }
 
     /// Makes a cache that belongs to it alone. The root directory changes its owner last: so after an interruption it

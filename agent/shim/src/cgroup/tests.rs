@@ -35,8 +35,8 @@ fn test_places_of_a_hybrid_machine() {
 fn test_places_of_a_scope_a_container_and_a_machine_without_groups() {
     let any = CgroupRequest::default();
     let mount = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
-    let own = "0::/agent.slice/agent-jobs.slice/agent-job-train.1.0-01234567.scope\n";
-    let scope = "/sys/fs/cgroup/agent.slice/agent-jobs.slice/agent-job-train.1.0-01234567.scope".to_owned();
+    let own = "0::/agentjobs.slice/agent-job-train.1.0-01234567.scope\n";
+    let scope = "/sys/fs/cgroup/agentjobs.slice/agent-job-train.1.0-01234567.scope".to_owned();
     assert_eq!(parents(own, mount, &any), [(scope, true, true)]);
     // A container that shares the namespace sees its own part of the hierarchy at the mount.
     let part = "30 24 0:26 /docker/c0 /sys/fs/cgroup/my\\040memory ro - cgroup cgroup rw,memory\n";

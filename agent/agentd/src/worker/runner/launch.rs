@@ -140,6 +140,7 @@ impl Runner {
             if let Some(container_spec) = container_spec {
                 self.prepare(&mut launch, container_spec).await?;
             }
+            self.until_helped().await?;
             let error = match self.worker.executor.launch(&self.dir, &launch, container_spec).await {
                 Ok(running) => return Continue(running),
                 Err(error) => error,

@@ -21,7 +21,7 @@ use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, de
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::wait::LACK_PATIENCE;
+use super::wait::{LACK_PATIENCE, for_helper};
 use super::{Runner, Step, or_end};
 use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
@@ -57,6 +57,7 @@ impl Runner {
         self.choose_user().await?;
         self.enter(ReplicaEvent::StepDone, "").await?;
         self.admit().await?;
+        self.until_helped().await?;
         let user = self.user(containers::is_sure(&self.record.spec.environment));
         self.check_destinations().await?;
         let data = self.supply().await?;
@@ -117,7 +118,8 @@ impl Runner {
     async fn follow_fetch(&self, fetching: &Fetching) -> Infallible {
         loop {
             tokio::time::sleep(PROGRESS_EVERY).await;
-            if let Some(part) = fetching.describe() {
+            let away = agent_spawn::is_waited_for().map(|wrong| format!("waiting {}", for_helper(&wrong)));
+            if let Some(part) = away.or_else(|| fetching.describe()) {
                 self.say(&part);
             }
         }
@@ -128,6 +130,7 @@ impl Runner {
         let wanted = self.record.spec.environment.clone();
         self.enter(ReplicaEvent::StepDone, &wanted.called()).await?;
         self.admit().await?;
+        self.until_helped().await?;
         let log = self.dir.log(Stream::Build);
         let told = watch::Sender::new(None);
         let acquired = tokio::select! {
@@ -180,7 +183,8 @@ impl Runner {
         let usual = self.view.borrow().detail.clone();
         loop {
             let progress = told.borrow_and_update().clone();
-            self.say(&progress.as_ref().map_or_else(|| usual.clone(), describe));
+            let away = agent_spawn::is_waited_for().map(|wrong| format!("waiting {}", for_helper(&wrong)));
+            self.say(&away.or(progress.as_ref().map(describe)).unwrap_or_else(|| usual.clone()));
             let phase = progress.map(|progress| progress.phase);
             let other = |told: &Option<Progress>| told.as_ref().map(|told| told.phase) != phase;
             let next = tokio::time::timeout(PROGRESS_EVERY, told.wait_for(other));

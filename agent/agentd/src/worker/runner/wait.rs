@@ -72,6 +72,21 @@ impl Runner {
         self.unless_stopped(self.until_room()).await
     }
 
+    /// Returns when root's helper is there, if there is one; the view shows the wait.
+    pub(super) async fn until_helped(&self) -> Step<()> {
+        if !agent_spawn::has_helper() {
+            return Continue(());
+        }
+        let (usual, mut backoff) = (self.view.borrow().detail.clone(), Backoff::default());
+        loop {
+            let Some(wrong) = agent_cas::blocking(agent_spawn::what_is_wrong).await else {
+                self.say(&usual);
+                return Continue(());
+            };
+            self.unless_stopped(self.wait(&mut backoff, &for_helper(&wrong))).await?;
+        }
+    }
+
     /// Returns when there is room; the view shows the wait. A stop does not end it.
     pub(super) async fn until_room(&self) {
         let Err(shortfall) = self.worker.disk.room() else { return };
@@ -103,4 +118,9 @@ impl Runner {
         *in_vain += 1;
         self.unless_stopped(tokio::time::sleep(ROOM_EVERY)).await
     }
+}
+
+/// What a step waits for that cannot go on without root's helper.
+pub(super) fn for_helper(wrong: &str) -> String {
+    format!("for root's helper: {wrong}; `sudo systemctl restart agent-spawn.socket agent-spawn.service`")
 }
