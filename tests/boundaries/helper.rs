@@ -15,7 +15,7 @@ use agent_tests::{Host, SOON, bounds, eventually};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::boundaries::split::{ask, job_dir, of_user, says, split};
+use crate::boundaries::split::{ask, job_dir, of_user, says};
 use crate::boundaries::users::{ENDED, GAMES, NOBODY, submitted, witness};
 
 pub(crate) const ROWS: &[Row] = &[
@@ -75,7 +75,7 @@ fn are_as_they_were(place: &Path) {
 }
 
 fn links(tally: &mut Tally, _: &Scale) {
-    let (host, _helper) = split();
+    let (host, _helper) = split_with(&[]);
     let place = homes(&host);
     let (data, shared) = (place.join("data"), place.join("shared"));
     let link = format!(
@@ -177,7 +177,7 @@ fn descriptors(pid: u32) -> usize {
 }
 
 fn verbs(tally: &mut Tally, _: &Scale) {
-    let (mut host, mut helper) = split();
+    let (mut host, mut helper) = split_with(&[]);
     host.kill(); // it would remove what it does not know
     let (home, state) = (host.home().to_owned(), host.state());
     for name in ["a.1.0", "b.1.0", "c.1.0"] {
@@ -278,7 +278,7 @@ impl Drop for Flood {
 }
 
 fn flood(tally: &mut Tally, _: &Scale) {
-    let (host, helper) = split();
+    let (host, helper) = split_with(&[]);
     let flood = Flood::of(&helper, 1500);
     tally.case("another program of the daemon's user is answered", || {
         for _ in 0..5 {
@@ -302,7 +302,7 @@ fn nested(levels: usize) -> String {
 }
 
 fn deep(tally: &mut Tally, _: &Scale) {
-    let (host, _helper) = split();
+    let (host, _helper) = split_with(&[]);
     for levels in [700, 5000] {
         tally.case(&format!("{levels} levels"), || {
             let job = submitted(&host, GAMES, &nested(levels), "");

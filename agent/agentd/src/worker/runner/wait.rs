@@ -79,7 +79,7 @@ impl Runner {
         }
         let (usual, mut backoff) = (self.view.borrow().detail.clone(), Backoff::default());
         loop {
-            let Some(wrong) = agent_cas::blocking(agent_spawn::what_is_wrong).await else {
+            let Some(wrong) = agent_blocking::blocking(agent_spawn::what_is_wrong).await else {
                 self.say(&usual);
                 return Continue(());
             };
