@@ -32,8 +32,8 @@ pub struct Suite {
     pub prepare: fn(),
     /// What of it belongs into a merge.
     pub merge: Merge,
-    /// Those that last: about how many seconds of a merge, and how much of the machine they take.
-    pub long: &'static [(&'static str, u32, usize)],
+    /// Those that last, and about how many seconds of a merge: they begin before the others.
+    pub long: &'static [(&'static str, u32)],
 }
 
 /// What of a suite belongs into a merge.
@@ -292,14 +292,13 @@ impl Suite {
 
     /// A row, to be tried when there is room for it.
     fn piece<'a>(&'a self, row: &'static Row, scale: Scale, prepared: &'a OnceLock<()>) -> Piece<'a, Told> {
-        let long = self.long.iter().find(|long| long.0 == row.id);
-        let (seconds, weight) = long.map_or((0, 1), |long| (long.1, long.2));
+        let seconds = self.long.iter().find(|long| long.0 == row.id).map_or(0, |long| long.1);
         let run = Box::new(move || {
             prepared.get_or_init(self.prepare);
             self.one(row, scale)
         });
         let name = format!("{} {}", self.name, row.id);
-        Piece { suite: self.name, name, seconds, weight, after: None, run }
+        Piece { suite: self.name, name, seconds, weight: 1, after: None, run }
     }
 
     fn one(&self, row: &'static Row, scale: Scale) -> Told {

@@ -16,7 +16,7 @@ use machines::Machines;
 
 /// A command is run elsewhere: how it begins, which file runs it, and words of that file.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
-    ("packaging/quickstart", "tests/run", "packaging/quickstart </dev/null"),
+    ("packaging/quickstart", "tests/run", r#"packaging/quickstart "${ready[@]"#),
     ("tests/run", ".ci/run", "/../tests/run"),
     ("./install.sh", "tests/package/rows.py", "install.sh and its --uninstall leave nothing"),
     ("sudo apt install ", "tests/bed/guide.py", r#"walk("Install")"#),

@@ -137,7 +137,7 @@ pub(crate) struct TaskFailure {
 }
 
 /// A task; its error is told with each source once.
-type Task = BoxFuture<'static, Result<(), String>>;
+type BoxedTask = BoxFuture<'static, Result<(), String>>;
 
 struct StopPhase {
     tasks: TaskTracker,
@@ -178,7 +178,7 @@ impl Supervisor {
         self.start(kind, name, task.map(|done| done.map_err(|error| causes::tell(&error))).boxed());
     }
 
-    fn start(&self, kind: TaskKind, name: &str, task: Task) {
+    fn start(&self, kind: TaskKind, name: &str, task: BoxedTask) {
         let phase = &self.phases[kind as usize];
         let (stop, drop, failure) = (phase.stop.clone(), phase.drop.clone(), self.failure.clone());
         let name = name.to_owned();
@@ -223,7 +223,7 @@ impl Supervisor {
         self.start_again(kind, name, Box::new(move || make().map(Ok).boxed()));
     }
 
-    fn start_again(&self, kind: TaskKind, name: &str, mut make: Box<dyn FnMut() -> Task + Send>) {
+    fn start_again(&self, kind: TaskKind, name: &str, mut make: Box<dyn FnMut() -> BoxedTask + Send>) {
         debug_assert_eq!(
             kind.on_end(),
             OnEnd::StartAgain,
@@ -283,7 +283,7 @@ impl Supervisor {
 const RETURNED: &str = "it returned";
 
 /// Runs a task and returns how it ended.
-async fn ending(task: Task) -> String {
+async fn ending(task: BoxedTask) -> String {
     match AssertUnwindSafe(task).catch_unwind().await {
         Ok(Ok(())) => RETURNED.to_owned(),
         Ok(Err(reason)) => reason,

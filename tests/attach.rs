@@ -27,6 +27,6 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare,
         merge: Merge::Rows(&["N1", "L1", "M2", "C1", "T1"]),
-        long: &[],
+        long: &[("N1", 110), ("L1", 40)],
     }
 }

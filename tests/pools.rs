@@ -31,6 +31,6 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare,
         merge: Merge::Rows(&["P1", "P3", "P4", "P5", "C1", "C2", "C3", "D1", "H1", "S1", "K1"]),
-        long: &[],
+        long: &[("P4", 130), ("P3", 40)],
     }
 }

@@ -46,5 +46,21 @@ fn prepare() {
 }
 
 pub(crate) fn suite() -> Suite {
-    Suite { name: "snapshots", rows: rows(), cases: cases::CASES, prepare, merge: Merge::All, long: &[] }
+    Suite {
+        name: "snapshots",
+        rows: rows(),
+        cases: cases::CASES,
+        prepare,
+        merge: Merge::All,
+        long: &[
+            ("U1", 200),
+            ("P2", 110),
+            ("E3", 110),
+            ("E2", 70),
+            ("I8", 60),
+            ("O2", 50),
+            ("H5", 45),
+            ("H1", 40),
+        ],
+    }
 }

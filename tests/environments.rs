@@ -30,6 +30,6 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: bench::prepare,
         merge: Merge::All,
-        long: &[],
+        long: &[("K3", 125)],
     }
 }

@@ -44,6 +44,6 @@ pub(crate) fn suite() -> Suite {
             "C11", "C12", "I1", "I2", "I3", "I5", "I6", "E1A", "E1B", "E1C", "E1D", "E1E", "E1F", "T1", "T2",
             "T3", "T4", "T5", "T6",
         ]),
-        long: &[],
+        long: &[("S1", 45)],
     }
 }
