@@ -58,30 +58,23 @@ pub fn binaries() -> &'static Path {
         if let Some(named) = std::env::var_os("AGENTD_TEST_BINARIES") {
             return PathBuf::from(named);
         }
-        build(&root(), &["--bins"]);
-        profile_dir()
+        let profile_dir = profile_dir();
+        let mut build = cargo();
+        // All of it, as the tests are built: another choice has other features, and would be compiled once more.
+        build.args(["build", "--locked", "--workspace", "--bins", "--quiet", "--target-dir"]);
+        build.arg(profile_dir.join("..")).arg(match profile_dir.ends_with("release") {
+            true => "--release",
+            false => "--tests",
+        });
+        let built = build.current_dir(root()).status().expect("cargo runs");
+        assert!(built.success(), "the binaries under test do not build");
+        profile_dir
     })
-}
-
-/// Builds programs of the sources below `dir` with the profile of the test itself, to where cargo puts them. The
-/// packages are the same whatever is built: another choice has other features, and everything would be compiled anew.
-fn build(dir: &Path, programs: &[&str]) {
-    const PACKAGES: [&str; 10] =
-        ["-p", "agentd", "-p", "agentctl", "-p", "agent-shim", "-p", "agent-spawn", "-p", "agent-tests"];
-    let profile_dir = profile_dir();
-    let mut build = cargo();
-    build.args(["build", "--locked", "--quiet"]).args(PACKAGES).args(programs);
-    build.arg("--target-dir").arg(profile_dir.join(".."));
-    if profile_dir.ends_with("release") {
-        build.arg("--release");
-    }
-    let built = build.current_dir(dir).status().expect("cargo runs");
-    assert!(built.success(), "the programs of {} do not build", dir.display());
 }
 
 /// Cargo by the path, where rustup tells it its compiler: the program that built this would take any.
 #[allow(clippy::disallowed_methods, reason = "builds what it tests")]
-fn cargo() -> Command {
+pub fn cargo() -> Command {
     Command::new("cargo")
 }
 
