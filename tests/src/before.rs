@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::{PROGRAMS, build, profile_dir, root};
+use crate::{PROGRAMS, cargo, profile_dir, root};
 
 /// The commit of the release before.
 pub const REVISION: &str = "a8ee67fa9e391f7f5c8b10b3e5aecf61e23d0df0";
@@ -31,20 +31,29 @@ pub fn programs() -> &'static Path {
     })
 }
 
-/// Builds them. Cargo puts them where those under test are, because what both depend on is there; so these are put back.
+/// Builds them, in a directory of their own: cargo takes crates of one name in two checkouts for the same, and files that
+/// are older than what was built for unchanged.
 fn make(kept: &Path) {
-    let (source, new) = (kept.join("source"), kept.join("bin.new"));
+    let (source, target, new) = (kept.join("source"), kept.join("target"), kept.join("bin.new"));
     for dir in [&source, &new] {
         let _ = fs::remove_dir_all(dir); // of a build that was cut short
         fs::create_dir_all(dir).expect("a directory");
     }
     take_out(&source);
-    build(&source, &PROGRAMS.map(|name| ["--bin", name]).concat());
-    for name in PROGRAMS {
-        fs::copy(profile_dir().join(name), new.join(name)).expect("a program");
+    let mut build = cargo();
+    build.args(["build", "--locked", "--quiet", "--bins"]).args(PROGRAMS.map(|name| ["-p", name]).concat());
+    build.arg("--target-dir").arg(&target);
+    if profile_dir().ends_with("release") {
+        build.arg("--release");
     }
-    build(&root(), &["--bins"]);
+    let built = build.current_dir(&source).status().expect("cargo runs");
+    assert!(built.success(), "the programs of {} do not build", source.display());
+    for name in PROGRAMS {
+        let built = target.join(profile_dir().file_name().expect("cargo's layout")).join(name);
+        fs::copy(built, new.join(name)).expect("a program");
+    }
     fs::rename(new, kept.join("bin")).expect("a directory of its own");
+    let _ = fs::remove_dir_all(target); // of no more use, and large
 }
 
 /// The files of that release.

@@ -78,22 +78,6 @@ pub fn binaries() -> &'static Path {
     })
 }
 
-/// Builds programs of the sources below `dir` with the profile of the test itself, to where cargo puts them. The
-/// packages are the same whatever is built: another choice has other features, and everything would be compiled anew.
-fn build(dir: &Path, programs: &[&str]) {
-    const PACKAGES: [&str; 10] =
-        ["-p", "agentd", "-p", "agentctl", "-p", "agent-shim", "-p", "agent-spawn", "-p", "agent-tests"];
-    let profile_dir = profile_dir();
-    let mut build = cargo();
-    build.args(["build", "--locked", "--quiet"]).args(PACKAGES).args(programs);
-    build.arg("--target-dir").arg(profile_dir.join(".."));
-    if profile_dir.ends_with("release") {
-        build.arg("--release");
-    }
-    let built = build.current_dir(dir).status().expect("cargo runs");
-    assert!(built.success(), "the programs of {} do not build", dir.display());
-}
-
 /// Cargo by the path, where rustup tells it its compiler: the program that built this would take any.
 #[allow(clippy::disallowed_methods, reason = "builds what it tests")]
 pub fn cargo() -> Command {
