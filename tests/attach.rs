@@ -8,7 +8,7 @@ mod machines;
 mod nodes;
 mod tunnels;
 
-use agent_tests::table::{Merge, Row, Suite};
+use agent_tests::table::{Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -26,7 +26,8 @@ pub(crate) fn suite() -> Suite {
         rows: rows(),
         cases: &[],
         prepare,
-        merge: Merge::Rows(&["N1", "L1", "M2", "C1", "T1"]),
+        merge: Part::Rows(&["N1", "L1", "M2", "C1", "T1"]),
+        needs_engine: Part::Nothing,
         long: &[("N1", 110), ("L1", 40)],
     }
 }

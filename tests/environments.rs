@@ -13,7 +13,7 @@ mod servers;
 mod specs;
 mod together;
 
-use agent_tests::table::{Merge, Row, Suite};
+use agent_tests::table::{Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -29,7 +29,8 @@ pub(crate) fn suite() -> Suite {
         rows: rows(),
         cases: &[],
         prepare: bench::prepare,
-        merge: Merge::All,
+        merge: Part::All,
+        needs_engine: Part::All,
         long: &[("K3", 125)],
     }
 }

@@ -11,7 +11,7 @@ mod mpi;
 mod networks;
 mod plain;
 
-use agent_tests::table::{Merge, Row, Suite};
+use agent_tests::table::{Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -36,7 +36,8 @@ pub(crate) fn suite() -> Suite {
         rows: rows(),
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
-        merge: Merge::Rows(&["P1", "P2", "P3", "P4", "M1", "A1", "X1", "X2", "X3", "D1", "D3", "R1", "J1"]),
+        merge: Part::Rows(&["P1", "P2", "P3", "P4", "M1", "A1", "X1", "X2", "X3", "D1", "D3", "R1", "J1"]),
+        needs_engine: Part::Nothing,
         long: &[("M1", 75), ("D1", 70), ("X2", 60), ("X1", 60), ("X3", 50), ("P3", 45)],
     }
 }

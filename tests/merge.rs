@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use agent_tests::queue::{self, Done, Piece};
-use agent_tests::table::{Scale, Suite, Told};
+use agent_tests::table::{ENGINE, Scale, Suite, Told};
 use agent_tests::{binaries, cost, root};
 
 use programs::{Program, Ran, check, limited, quiet};
@@ -30,8 +30,7 @@ const AT_ONCE: usize = 8;
 /// The suites that are not tables, in the order in which their cost is told.
 const OTHERS: [&str; 6] = ["style", "unit", "model", "repo", "system", "quickstart"];
 
-/// What builds the conda engine, and who waits for it.
-const ENGINE: &str = "the conda engine";
+/// The suites of which something needs the conda engine.
 const NEED_ENGINE: [&str; 5] = ["system", "environments", "containers", "boundaries", "faults"];
 
 /// What came of a piece.
@@ -65,7 +64,7 @@ pub(crate) fn main(suites: &[Suite], words: &[String]) -> ExitCode {
     let (prepared, engine): (Vec<_>, _) = (suites.iter().map(|_| OnceLock::new()).collect(), OnceLock::new());
     let mut pieces = others(&programs, &engine);
     for (suite, prepared) in suites.iter().zip(&prepared) {
-        pieces.extend(suite.of_a_merge(SCALE, prepared).into_iter().map(|piece| row(suite, piece)));
+        pieces.extend(suite.of_a_merge(SCALE, prepared).into_iter().map(row));
     }
     pieces.retain(|piece| wishes.wants(piece));
     if wishes.list {
@@ -112,11 +111,9 @@ impl Wishes {
 }
 
 /// A row of a table.
-fn row<'a>(suite: &Suite, piece: Piece<'a, Told>) -> Piece<'a, Came> {
-    let Piece { suite: of, name, seconds, weight, run, .. } = piece;
-    // The engine is all that this suite is about.
-    let after = (suite.name == "environments").then_some(ENGINE);
-    Piece { suite: of, name, seconds, weight, after, run: Box::new(move || Came::Row(run())) }
+fn row(piece: Piece<'_, Told>) -> Piece<'_, Came> {
+    let Piece { suite, name, seconds, weight, after, run } = piece;
+    Piece { suite, name, seconds, weight, after, run: Box::new(move || Came::Row(run())) }
 }
 
 /// Everything that is no row of a table.

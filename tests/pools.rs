@@ -9,7 +9,7 @@ mod kubernetes;
 mod slurm;
 mod ssh;
 
-use agent_tests::table::{Merge, Row, Suite};
+use agent_tests::table::{Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -30,7 +30,8 @@ pub(crate) fn suite() -> Suite {
         rows: rows(),
         cases: &[],
         prepare,
-        merge: Merge::Rows(&["P1", "P3", "P4", "P5", "C1", "C2", "C3", "D1", "H1", "S1", "K1"]),
+        merge: Part::Rows(&["P1", "P3", "P4", "P5", "C1", "C2", "C3", "D1", "H1", "S1", "K1"]),
+        needs_engine: Part::Nothing,
         long: &[("P4", 130), ("P3", 40)],
     }
 }

@@ -10,7 +10,7 @@ mod means;
 
 use std::time::Duration;
 
-use agent_tests::table::{Merge, Row, Scale, Suite, Tally};
+use agent_tests::table::{Part, Row, Scale, Suite, Tally};
 use agent_tests::{SOON, eventually};
 
 use acts::{Act, Kept, Round, went_on};
@@ -151,7 +151,8 @@ pub(crate) fn suite() -> Suite {
         rows: ROWS.iter().collect(),
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
-        merge: Merge::Nothing,
+        merge: Part::Nothing,
+        needs_engine: Part::Nothing,
         long: &[],
     }
 }

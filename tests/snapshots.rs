@@ -20,7 +20,7 @@ mod raw;
 mod room;
 mod scans;
 
-use agent_tests::table::{Merge, Row, Suite};
+use agent_tests::table::{Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -51,7 +51,8 @@ pub(crate) fn suite() -> Suite {
         rows: rows(),
         cases: cases::CASES,
         prepare,
-        merge: Merge::All,
+        merge: Part::All,
+        needs_engine: Part::Nothing,
         long: &[
             ("U1", 200),
             ("P2", 110),

@@ -13,7 +13,7 @@ mod nodes;
 mod replaced;
 mod states;
 
-use agent_tests::table::{Merge, Row, Suite};
+use agent_tests::table::{Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -36,7 +36,8 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare,
         // Without those that build the release before, whose history a clone need not have.
-        merge: Merge::Rows(&["K1", "B1"]),
+        merge: Part::Rows(&["K1", "B1"]),
+        needs_engine: Part::Nothing,
         long: &[],
     }
 }

@@ -19,6 +19,9 @@ use crate::chance::Chance;
 use crate::fleet::keep_evidence;
 use crate::queue::{self, Piece, said};
 
+/// What builds the conda engine, in the line of a merge.
+pub const ENGINE: &str = "the conda engine";
+
 /// A suite.
 #[derive(Debug)]
 pub struct Suite {
@@ -30,21 +33,33 @@ pub struct Suite {
     pub cases: &'static [Case],
     /// Makes what all rows need, before the first begins.
     pub prepare: fn(),
-    /// What of it belongs into a merge.
-    pub merge: Merge,
+    /// What of it belongs into a merge; the others wait too long, or fill disks.
+    pub merge: Part,
+    /// What cannot begin before the conda engine is built.
+    pub needs_engine: Part,
     /// Those that last, and about how many seconds of a merge: they begin before the others.
     pub long: &'static [(&'static str, u32)],
 }
 
-/// What of a suite belongs into a merge.
+/// Some rows of a suite.
 #[derive(Debug)]
-pub enum Merge {
-    /// It is tried by name alone.
+pub enum Part {
+    /// None.
     Nothing,
-    /// These rows; the others wait too long, or fill disks.
+    /// Those of these names.
     Rows(&'static [&'static str]),
-    /// Every row.
+    /// Every one.
     All,
+}
+
+impl Part {
+    fn has(&self, row: &Row) -> bool {
+        match self {
+            Part::Nothing => false,
+            Part::Rows(names) => names.contains(&row.id),
+            Part::All => true,
+        }
+    }
 }
 
 /// Something that goes wrong elsewhere.
@@ -276,18 +291,13 @@ impl Suite {
     ///
     /// Where the suite names a row that it does not have.
     pub fn of_a_merge<'a>(&'a self, scale: Scale, prepared: &'a OnceLock<()>) -> Vec<Piece<'a, Told>> {
-        let long = self.long.iter().map(|long| long.0);
-        let row = |id: &str| {
-            let found = self.rows.iter().find(|row| row.id == id);
-            *found.unwrap_or_else(|| panic!("{} has no row {id}", self.name))
-        };
-        long.for_each(|id| _ = row(id));
-        let rows: Vec<_> = match self.merge {
-            Merge::Nothing => Vec::new(),
-            Merge::Rows(ids) => ids.iter().map(|id| row(id)).collect(),
-            Merge::All => self.rows.clone(),
-        };
-        rows.into_iter().map(|row| self.piece(row, scale, prepared)).collect()
+        let parts = [&self.merge, &self.needs_engine].into_iter();
+        let named = parts.flat_map(|part| if let Part::Rows(names) = part { names } else { [].as_slice() });
+        for name in named.chain(self.long.iter().map(|long| &long.0)) {
+            assert!(self.rows.iter().any(|row| row.id == *name), "{} has no row {name}", self.name);
+        }
+        let rows = self.rows.iter().filter(|row| self.merge.has(row));
+        rows.map(|row| self.piece(row, scale, prepared)).collect()
     }
 
     /// A row, to be tried when there is room for it.
@@ -298,7 +308,8 @@ impl Suite {
             self.one(row, scale)
         });
         let name = format!("{} {}", self.name, row.id);
-        Piece { suite: self.name, name, seconds, weight: 1, after: None, run }
+        let after = self.needs_engine.has(row).then_some(ENGINE);
+        Piece { suite: self.name, name, seconds, weight: 1, after, run }
     }
 
     fn one(&self, row: &'static Row, scale: Scale) -> Told {
