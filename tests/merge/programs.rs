@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use agent_tests::{binaries, cost, root};
+use agent_tests::{binaries, cargo, cost, root};
 use serde_json::Value;
 
 /// After so many minutes a program is ended, and has failed.
