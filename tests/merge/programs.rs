@@ -52,15 +52,8 @@ impl Ran {
 ///
 /// What the compiler said.
 pub(super) fn build(what: &[&str]) -> Result<Vec<Program>, String> {
-    let mut build = quiet();
-    build.args([
-        "cargo",
-        "build",
-        "--locked",
-        "--bins",
-        "--tests",
-        "--message-format=json-render-diagnostics",
-    ]);
+    let mut build = cargo();
+    build.args(["build", "--locked", "--bins", "--tests", "--message-format=json-render-diagnostics"]);
     build.args(what).arg("--target-dir").arg(binaries().join("..")).current_dir(root());
     let built = build.output().map_err(|error| format!("cargo does not start: {error}"))?;
     if !built.status.success() {
