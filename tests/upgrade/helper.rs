@@ -1,9 +1,9 @@
-//! A helper of root of the release before, which no upgrade of a package restarts, and a daemon of this one.
+//! A helper of root of the release before, which an upgrade ends, and a daemon of this one.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
 
-use agent_tests::split::split_of;
+use agent_tests::split::{Helper, split_of};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, Ran, SOON, before, binaries, eventually, finish};
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::upgrade::states::{LINES, check_lines};
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[Row {
     id: "H1",
-    promise: "a daemon of this release works with a helper of root of the release before",
+    promise: "jobs that a helper of root of the release before started are served by helper and daemon of this one",
     run: helped,
 }];
 
@@ -44,7 +44,7 @@ fn said(host: &Host, job: &str, text: &str) {
 }
 
 fn helped(tally: &mut Tally, _: &Scale) {
-    let (mut host, _helper) = split_of(before::programs(), &[]);
+    let (mut host, mut helper) = split_of(before::programs(), &[]);
     let theirs = host.home().join(GAMES.to_string());
     let go = theirs.join("go").display().to_string();
     submit(&host, "runs", &LINES.replace("-e go", &format!("-e {go}")));
@@ -52,8 +52,10 @@ fn helped(tally: &mut Tally, _: &Scale) {
     said(&host, "runs", "line 9\n");
     said(&host, "sleeps", "up");
     assert_eq!(host.stop(), 0);
-    // As a package does: every file is replaced, the daemon alone is started again.
+    // As a package does: every file is replaced, helper and daemon are started again.
+    helper.kill();
     host.install(binaries());
+    let _helper = Helper::start(host.home(), &host.state());
     tally.case("the daemon starts", || host.start());
     tally.case("a job of before goes on, and another is ended with all its processes", || {
         fs::write(&go, "").expect("a file");
