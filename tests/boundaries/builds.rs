@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use agent_tests::channel::Channel;
+use agent_tests::copy_program;
 use agent_tests::table::{Row, Scale, Tally};
 
 use crate::boundaries::users::{ENDED, GAMES, hostile_package, is_the_daemons, shared, submitted, witness};
@@ -19,8 +20,8 @@ pub(crate) const ROWS: &[Row] = &[Row {
 const TOLD: &str = "/var/tmp/agent-env-witnessing";
 
 fn led_astray(tally: &mut Tally, _: &Scale) {
-    agent_tests::engine();
     let host = shared(&[("AGENTD_UV", "never")]);
+    copy_program(agent_tests::engine(), &host.home().join("bin/agent-env"));
     let _ = fs::remove_dir_all(TOLD);
     fs::create_dir(TOLD).expect("a directory");
     fs::set_permissions(TOLD, Permissions::from_mode(0o777)).expect("its own directory");

@@ -14,7 +14,7 @@ use agent_tests::images::Image;
 use agent_tests::nvml::{self, FakeNvml};
 use agent_tests::split::{Helper, KEEPER, split_with};
 use agent_tests::table::{Row, Scale, Tally};
-use agent_tests::{Host, SOON, eventually, root};
+use agent_tests::{Host, SOON, copy_program, eventually, root};
 use serde_json::{Value, json};
 
 use crate::boundaries::prey::{VANDAL, is_whole};
@@ -236,7 +236,7 @@ fn supplies(tally: &mut Tally, _: &Scale) {
         ("AGENTD_CONDA_CHANNELS", "main"),
         ("AGENTD_NVML_LIBRARY", library.to_str().expect("UTF-8")),
     ]);
-    fs::copy(agent_tests::engine(), host.home().join("bin/agent-env")).expect("the engine");
+    copy_program(agent_tests::engine(), &host.home().join("bin/agent-env"));
     let conda = "environment: {conda_file: conda.yml}\n";
     let packages = "channels: [main]\ndependencies: [python, pip]\n";
     host.project(&format!("{GAMES}/p"), &[("conda.yml", packages)]);
@@ -260,7 +260,7 @@ fn supplies(tally: &mut Tally, _: &Scale) {
 
 /// Data that a job names by its address.
 fn fetched(tally: &mut Tally, host: &Host) {
-    fs::copy(agent_tests::engine(), host.home().join("bin/agent-env")).expect("the engine");
+    copy_program(agent_tests::engine(), &host.home().join("bin/agent-env"));
     let dir = host.home().join("served");
     fs::create_dir(&dir).expect("a directory");
     fs::write(dir.join("a.csv"), "1,2\n").expect("a file");

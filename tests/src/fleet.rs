@@ -15,7 +15,7 @@ use crate::hosts::{Hosts, address};
 use crate::link::Link;
 use crate::post::{Post, Rules};
 use crate::witness::Witness;
-use crate::{SOON, binaries, end_all, eventually, finish, signal};
+use crate::{SOON, binaries, end_all, eventually, finish, once_free, signal};
 
 /// Where the controller of a fleet over TLS listens.
 pub const TLS_PORT: u16 = 7443;
@@ -155,7 +155,7 @@ impl Daemon {
     /// Starts the program, which may take a while to answer.
     pub fn spawn(&mut self) {
         assert!(self.child.is_none(), "it runs already");
-        self.child = Some(self.command().spawn().expect("agentd starts"));
+        self.child = Some(once_free(|| self.command().spawn()).expect("agentd starts"));
     }
 
     /// Its process id; 0 when it does not run.

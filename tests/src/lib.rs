@@ -247,7 +247,8 @@ impl Host {
     pub fn install(&mut self, from: &Path) {
         for name in PROGRAMS {
             let (new, program) = (self.programs.join("new"), self.programs.join(name));
-            fs::copy(from.join(name), &new).and_then(|_| fs::rename(new, program)).expect("a program");
+            copy_program(&from.join(name), &new);
+            fs::rename(new, program).expect("a program");
         }
     }
 
@@ -348,7 +349,7 @@ impl Host {
             .expect("a log");
         let mut command = self.command("agentd");
         command.args(["run", "--user"]).stdout(Stdio::null()).stderr(log);
-        let mut agentd = command.spawn().expect("agentd starts");
+        let mut agentd = once_free(|| command.spawn()).expect("agentd starts");
         eventually("the daemon answers", SOON, || {
             let ended = agentd.try_wait().expect("its own child");
             assert!(ended.is_none(), "the daemon ended with {ended:?}:\n{}", self.log());
@@ -454,7 +455,10 @@ impl Drop for Host {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("--- agentd.log\n{}", self.log());
-            eprintln!("--- jobs\n{}", self.ctl(&["jobs", "--json"]).stdout);
+            // Another panic would end the program, with all other tests.
+            if let Ok(jobs) = self.client(&["jobs", "--json"]).output() {
+                eprintln!("--- jobs\n{}", String::from_utf8_lossy(&jobs.stdout));
+            }
         }
         if let Some(mut agentd) = self.agentd.take() {
             let _ = agentd.kill();
@@ -465,9 +469,26 @@ impl Drop for Host {
     }
 }
 
+/// Copies a program that is to be run at once, by a process of its own: whatever another thread starts meanwhile would
+/// have a file that this one writes open too for a moment, and what is open for writing cannot be run.
+#[allow(clippy::disallowed_methods, reason = "makes what the tests need")]
+pub fn copy_program(from: &Path, to: &Path) {
+    finish(Command::new("cp").arg(from).arg(to)).ok();
+}
+
+/// What `start` gives. A script that another thread's child still has open for writing is tried again, for a moment.
+pub fn once_free<T>(mut start: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let started = within(Duration::from_secs(10), || match start() {
+        Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
+        started => Some(started),
+    });
+    started.unwrap_or_else(start)
+}
+
 /// Runs a command to its end.
+#[track_caller]
 pub fn finish(command: &mut Command) -> Ran {
-    let output = command.output().expect("the program starts");
+    let output = once_free(|| command.output()).expect("the program starts");
     let code = output.status.code().or_else(|| output.status.signal().map(|s| 128 + s)).unwrap_or(-1);
     Ran {
         code,
