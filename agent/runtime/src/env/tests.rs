@@ -121,7 +121,7 @@ async fn run(lease: &EnvLease, code: &str) -> String {
 
 /// Waits until a condition holds that depends on other processes.
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !holds() {
         assert!(Instant::now() < deadline, "waited too long until {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -73,11 +73,16 @@ async fn test_shim_of_the_former_version_is_followed_stopped_and_understood() {
     let renewed = running.renew(SystemClock.boot()).await;
     assert!(matches!(renewed, Err(RenewError::Unsupported { version: 1, .. })), "{renewed:?}");
     running.stop(Duration::from_secs(1), "enough").await.unwrap();
-    // The record exists before the end is reported, so a reader finds it.
-    until(|| bench.dir.exit().exists()).await;
-    let Found::Ended(record) = bench.executor.reattach(&bench.dir).await.unwrap() else {
-        panic!("it has ended")
+    // The record exists before the end is reported, and its writer is there for a moment longer.
+    let ended = async {
+        loop {
+            if let Found::Ended(record) = bench.executor.reattach(&bench.dir).await.unwrap() {
+                break record;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     };
+    let record = tokio::time::timeout(LONG, ended).await.expect("it has ended");
     assert_eq!((record.version, record.end), (1, End::Exited(ExitStatus::Code(3))));
     assert_eq!((record.oom, record.lease_over, record.stopped.as_deref()), (None, false, Some("enough")));
     let launch = bench.dir.read_launch().unwrap().unwrap();
