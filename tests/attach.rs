@@ -27,7 +27,7 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare,
         merge: Part::Rows(&["N1", "L1", "M2", "C1", "T1"]),
-        needs_engine: Part::Nothing,
+        after: &[],
         long: &[("N1", 110), ("L1", 40)],
     }
 }

@@ -30,7 +30,7 @@ mod quotas;
 mod split;
 mod users;
 
-use agent_tests::table::{Part, Row, Suite};
+use agent_tests::table::{ENGINE, Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -61,7 +61,7 @@ pub(crate) fn suite() -> Suite {
             "L1", "L2", "C1", "C2", "U1", "U2", "U10", "H1", "H2", "H3", "K1", "K2", "K3", "K4", "O1", "O3",
             "O4", "A1",
         ]),
-        needs_engine: Part::Rows(&["U10", "H4", "H5"]),
+        after: &[(ENGINE, Part::Rows(&["U10", "H4", "H5"]))],
         long: &[("O3", 105), ("H1", 45)],
     }
 }

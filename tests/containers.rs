@@ -14,7 +14,7 @@ mod torn;
 
 use agent_tests::engine::Engine;
 use agent_tests::images::Image;
-use agent_tests::table::{Part, Row, Suite};
+use agent_tests::table::{ENGINE, Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -44,7 +44,7 @@ pub(crate) fn suite() -> Suite {
             "C11", "C12", "I1", "I2", "I3", "I5", "I6", "E1A", "E1B", "E1C", "E1D", "E1E", "E1F", "T1", "T2",
             "T3", "T4", "T5", "T6",
         ]),
-        needs_engine: Part::Rows(&["S1", "S2", "S3"]),
+        after: &[(ENGINE, Part::Rows(&["S1", "S2", "S3"]))],
         long: &[("S1", 45)],
     }
 }

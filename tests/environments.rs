@@ -13,7 +13,7 @@ mod servers;
 mod specs;
 mod together;
 
-use agent_tests::table::{Part, Row, Suite};
+use agent_tests::table::{ENGINE, Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -30,7 +30,7 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: bench::prepare,
         merge: Part::All,
-        needs_engine: Part::All,
+        after: &[(ENGINE, Part::All)],
         long: &[("K3", 125)],
     }
 }

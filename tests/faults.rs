@@ -20,7 +20,7 @@ mod judge;
 mod look;
 mod sweep;
 
-use agent_tests::table::{Part, Row, Suite};
+use agent_tests::table::{ENGINE, Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -57,7 +57,7 @@ pub(crate) fn suite() -> Suite {
             "A1", "A2", "A3", "A4", "A6", "A8", "A14", "A17", "A19", "A20", "A21", "SWEEP", "B1", "B2", "B3",
             "B4", "B8", "B9", "B10", "C1", "C2", "C5", "C7", "C9", "C11", "C12", "C13", "D1", "D2", "D3",
         ]),
-        needs_engine: Part::Rows(&["D2", "D3"]),
+        after: &[(ENGINE, Part::Rows(&["D2", "D3"]))],
         long: &[
             ("SWEEP", 400),
             ("D2", 300),

@@ -37,7 +37,7 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
         merge: Part::Rows(&["P1", "P2", "P3", "P4", "M1", "A1", "X1", "X2", "X3", "D1", "D3", "R1", "J1"]),
-        needs_engine: Part::Nothing,
+        after: &[],
         long: &[("M1", 75), ("D1", 70), ("X2", 60), ("X1", 60), ("X3", 50), ("P3", 45)],
     }
 }

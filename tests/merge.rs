@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use agent_tests::queue::{self, Done, Piece};
-use agent_tests::table::{ENGINE, Scale, Suite, Told};
+use agent_tests::table::{CLIPPY, ENGINE, Scale, Suite, Told};
 use agent_tests::{binaries, cost, root};
 
 use programs::{Program, Ran, check, limited, quiet};
@@ -29,13 +29,6 @@ const AT_ONCE: usize = 8;
 
 /// The suites that are not tables, in the order in which their cost is told.
 const OTHERS: [&str; 6] = ["style", "unit", "model", "repo", "system", "quickstart"];
-
-/// The check of style, and the row that has cargo run tests: until then its directory is taken.
-const CLIPPY: &str = "clippy";
-const ASKS_CARGO: &str = "snapshots U1";
-
-/// The suites of which something needs the conda engine.
-const NEED_ENGINE: [&str; 5] = ["system", "environments", "containers", "boundaries", "faults"];
 
 /// What came of a piece.
 enum Came {
@@ -70,7 +63,11 @@ pub(crate) fn main(suites: &[Suite], words: &[String]) -> ExitCode {
     for (suite, prepared) in suites.iter().zip(&prepared) {
         pieces.extend(suite.of_a_merge(SCALE, prepared).into_iter().map(row));
     }
-    pieces.retain(|piece| wishes.wants(piece));
+    // The tests of the system need the engine too, but not from their begin.
+    let waits = |suite: &Suite| suite.after.iter().any(|after| after.0 == ENGINE);
+    let needs_engine =
+        wishes.names("system") || suites.iter().any(|suite| wishes.names(suite.name) && waits(suite));
+    pieces.retain(|piece| if piece.name == ENGINE { needs_engine } else { wishes.names(piece.suite) });
     if wishes.list {
         pieces.iter().for_each(|piece| println!("{}", piece.name));
         return ExitCode::SUCCESS;
@@ -105,19 +102,11 @@ impl Wishes {
     fn names(&self, suite: &str) -> bool {
         self.suites.is_empty() || self.suites.iter().any(|name| name == suite)
     }
-
-    fn wants<T>(&self, piece: &Piece<'_, T>) -> bool {
-        match piece.name.as_str() {
-            ENGINE => NEED_ENGINE.iter().any(|suite| self.names(suite)),
-            _ => self.names(piece.suite),
-        }
-    }
 }
 
 /// A row of a table.
 fn row(piece: Piece<'_, Told>) -> Piece<'_, Came> {
     let Piece { suite, name, seconds, weight, after, run } = piece;
-    let after = if name == ASKS_CARGO { Some(CLIPPY) } else { after };
     Piece { suite, name, seconds, weight, after, run: Box::new(move || Came::Row(run())) }
 }
 

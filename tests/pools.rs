@@ -31,7 +31,7 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare,
         merge: Part::Rows(&["P1", "P3", "P4", "P5", "C1", "C2", "C3", "D1", "H1", "S1", "K1"]),
-        needs_engine: Part::Nothing,
+        after: &[],
         long: &[("P4", 130), ("P3", 40)],
     }
 }

@@ -152,7 +152,7 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
         merge: Part::Nothing,
-        needs_engine: Part::Nothing,
+        after: &[],
         long: &[],
     }
 }

@@ -20,7 +20,7 @@ mod raw;
 mod room;
 mod scans;
 
-use agent_tests::table::{Part, Row, Suite};
+use agent_tests::table::{CLIPPY, Part, Row, Suite};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
@@ -52,7 +52,7 @@ pub(crate) fn suite() -> Suite {
         cases: cases::CASES,
         prepare,
         merge: Part::All,
-        needs_engine: Part::Nothing,
+        after: &[(CLIPPY, Part::Rows(&["U1"]))],
         long: &[
             ("U1", 200),
             ("P2", 110),

@@ -37,7 +37,7 @@ pub(crate) fn suite() -> Suite {
         prepare,
         // Without those that build the release before, whose history a clone need not have.
         merge: Part::Rows(&["K1", "B1"]),
-        needs_engine: Part::Nothing,
+        after: &[],
         long: &[],
     }
 }

@@ -19,8 +19,11 @@ use crate::chance::Chance;
 use crate::fleet::keep_evidence;
 use crate::queue::{self, Piece, said};
 
-/// What builds the conda engine, in the line of a merge.
+/// A piece of a merge that rows wait for: what builds the conda engine.
 pub const ENGINE: &str = "the conda engine";
+
+/// Another: the check of style, which has the directory of cargo until it ends.
+pub const CLIPPY: &str = "clippy";
 
 /// A suite.
 #[derive(Debug)]
@@ -35,8 +38,8 @@ pub struct Suite {
     pub prepare: fn(),
     /// What of it belongs into a merge; the others wait too long, or fill disks.
     pub merge: Part,
-    /// What cannot begin before the conda engine is built.
-    pub needs_engine: Part,
+    /// What cannot begin before another piece of a merge has ended.
+    pub after: &'static [(&'static str, Part)],
     /// Those that last, and about how many seconds of a merge: they begin before the others.
     pub long: &'static [(&'static str, u32)],
 }
@@ -291,7 +294,7 @@ impl Suite {
     ///
     /// Where the suite names a row that it does not have.
     pub fn of_a_merge<'a>(&'a self, scale: Scale, prepared: &'a OnceLock<()>) -> Vec<Piece<'a, Told>> {
-        let parts = [&self.merge, &self.needs_engine].into_iter();
+        let parts = std::iter::once(&self.merge).chain(self.after.iter().map(|after| &after.1));
         let named = parts.flat_map(|part| if let Part::Rows(names) = part { names } else { [].as_slice() });
         for name in named.chain(self.long.iter().map(|long| &long.0)) {
             assert!(self.rows.iter().any(|row| row.id == *name), "{} has no row {name}", self.name);
@@ -308,7 +311,7 @@ impl Suite {
             self.one(row, scale)
         });
         let name = format!("{} {}", self.name, row.id);
-        let after = self.needs_engine.has(row).then_some(ENGINE);
+        let after = self.after.iter().find(|after| after.1.has(row)).map(|after| after.0);
         Piece { suite: self.name, name, seconds, weight: 1, after, run }
     }
 
