@@ -172,8 +172,7 @@ pub fn make_anew(dir: &Path, name: &str, mode: u32) -> io::Result<File> {
 /// Reads the file at `path` below `root`, in whatever user's hands both are: at most `most` bytes of a regular file,
 /// through no link that leads out.
 pub fn read_beneath(root: impl AsFd, path: impl AsRef<Path>, most: u64) -> io::Result<Vec<u8>> {
-    let file = plain(open_beneath(root, path, OFlags::RDONLY, Mode::empty(), Links::Inside))?;
-    whole(file, most)
+    read_whole(plain(open_beneath(root, path, OFlags::RDONLY, Mode::empty(), Links::Inside))?, most)
 }
 
 /// The names in the directory at `path` below `root`, reached through no link that leads out.
@@ -200,10 +199,11 @@ pub fn read_plain(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         }
         file => file?,
     };
-    whole(file, most)
+    read_whole(file, most)
 }
 
-fn whole(file: File, most: u64) -> io::Result<Vec<u8>> {
+/// Reads an open file to its end. One of more than `most` bytes is an error of the kind `FileTooLarge`.
+pub fn read_whole(file: File, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(ErrorKind::FileTooLarge.into()) } else { Ok(bytes) }

@@ -22,7 +22,7 @@ use rustix::io::{ReadWriteFlags, preadv2};
 
 pub use beneath::{
     Links, append_plain, make_anew, names_beneath, open_beneath, open_directory, open_file_beneath,
-    open_plain, read_beneath, read_plain,
+    open_plain, read_beneath, read_plain, read_whole,
 };
 
 /// Fills `buffer` from `offset` on if all of that is in memory, without waiting for a disk. `false`: it has to be read

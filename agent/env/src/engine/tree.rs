@@ -10,7 +10,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -128,7 +128,7 @@ impl OpenTree {
     /// The content of a file of at most `most` bytes.
     pub(crate) fn read(&self, way: impl AsRef<Path>, most: u64) -> io::Result<Vec<u8>> {
         let way = PlainPath::of(way).ok_or(io::ErrorKind::InvalidFilename)?;
-        whole(self.file(&way)?, most)
+        agent_fs::read_whole(self.file(&way)?, most)
     }
 
     /// The same, through links that stay in the tree.
@@ -235,12 +235,6 @@ fn kind(stat: &Stat) -> EntryKind {
         FileType::Directory => EntryKind::Directory,
         _ => EntryKind::Other,
     }
-}
-
-fn whole(file: File, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(bytes) }
 }
 
 /// The name by which the system knows an open file, also one that was only looked at.
