@@ -15,7 +15,7 @@ use agent_tests::{Host, SOON, bounds, eventually};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::boundaries::split::{ask, job_dir, of_user, says};
+use crate::boundaries::split::{ask, at_helper, job_dir, of_user, says};
 use crate::boundaries::users::{ENDED, GAMES, NOBODY, submitted, witness};
 
 pub(crate) const ROWS: &[Row] = &[
@@ -162,14 +162,7 @@ for _ in range(20):
 "#;
 
 fn abused(helper: &Helper, verb: &Value) -> String {
-    let keeper = KEEPER.to_string();
-    let told = Command::new("setpriv")
-        .args(["--reuid", &keeper, "--regid", &keeper, "--clear-groups", "/usr/bin/python3", "-c", ABUSE])
-        .arg(helper.socket())
-        .arg(verb.to_string())
-        .output()
-        .expect("Python runs");
-    format!("{}{}", String::from_utf8_lossy(&told.stdout), String::from_utf8_lossy(&told.stderr))
+    at_helper(ABUSE, helper, KEEPER, verb)
 }
 
 fn descriptors(pid: u32) -> usize {

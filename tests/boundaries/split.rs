@@ -313,9 +313,14 @@ except OSError as error:
 ";
 
 pub(crate) fn ask(helper: &Helper, user: u32, order: &Value) -> String {
+    at_helper(ASK, helper, user, order)
+}
+
+/// What a script prints that somebody runs with the place of the helper's socket, and what he wants of it.
+pub(crate) fn at_helper(script: &str, helper: &Helper, user: u32, order: &Value) -> String {
     let uid = user.to_string();
     let asked = Command::new("setpriv")
-        .args(["--reuid", &uid, "--regid", &uid, "--clear-groups", "/usr/bin/python3", "-c", ASK])
+        .args(["--reuid", &uid, "--regid", &uid, "--clear-groups", "/usr/bin/python3", "-c", script])
         .arg(helper.socket())
         .arg(order.to_string())
         .output()
