@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::{PROGRAMS, cargo, profile_dir, root};
+use crate::{PROGRAMS, cargo, copy_program, profile_dir, root};
 
 /// The commit of the release before.
 pub const REVISION: &str = "a8ee67fa9e391f7f5c8b10b3e5aecf61e23d0df0";
@@ -50,7 +50,7 @@ fn make(kept: &Path) {
     assert!(built.success(), "the programs of {} do not build", source.display());
     for name in PROGRAMS {
         let built = target.join(profile_dir().file_name().expect("cargo's layout")).join(name);
-        fs::copy(built, new.join(name)).expect("a program");
+        copy_program(&built, &new.join(name));
     }
     fs::rename(new, kept.join("bin")).expect("a directory of its own");
     let _ = fs::remove_dir_all(target); // of no more use, and large

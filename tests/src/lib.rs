@@ -92,24 +92,22 @@ fn profile_dir() -> PathBuf {
 
 /// The conda engine, built on first use beside the daemon, which is where the daemon looks for it. A build of
 /// its own: nothing else is to be compiled with what only the engine needs. Where `AGENT_ENV_BIN` names one, a
-/// copy of that is put there instead.
+/// copy of that is put there instead; where `AGENTD_TEST_BINARIES` names the programs, it is waited for there.
 #[allow(clippy::disallowed_methods, reason = "asks for what it is to test")]
 pub fn engine() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let dir = binaries();
-        if std::env::var_os("AGENTD_TEST_BINARIES").is_some() {
-            // Whoever built those builds this too, at its time.
-            let engine = dir.join("agent-env");
-            eventually("the conda engine is built", 5 * SOON, || engine.is_file().then_some(()));
+        let engine = dir.join("agent-env");
+        if let Some(named) = std::env::var_os("AGENT_ENV_BIN") {
+            let new = dir.join(format!("agent-env.{}", std::process::id()));
+            copy_program(Path::new(&named), &new);
+            fs::rename(&new, &engine).expect("the place of AGENT_ENV_BIN");
             return engine;
         }
-        if let Some(named) = std::env::var_os("AGENT_ENV_BIN") {
-            let (new, engine) =
-                (dir.join(format!("agent-env.{}", std::process::id())), dir.join("agent-env"));
-            fs::copy(&named, &new)
-                .and_then(|_| fs::rename(&new, &engine))
-                .expect("AGENT_ENV_BIN is a program");
+        if std::env::var_os("AGENTD_TEST_BINARIES").is_some() {
+            // Whoever built those builds this too, at its time.
+            eventually("the conda engine is built", 5 * SOON, || engine.is_file().then_some(()));
             return engine;
         }
         let mut build = cargo();
@@ -120,7 +118,7 @@ pub fn engine() -> &'static Path {
         }
         let built = build.current_dir(root()).status().expect("cargo runs");
         assert!(built.success(), "the conda engine does not build");
-        dir.join("agent-env")
+        engine
     })
 }
 

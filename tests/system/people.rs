@@ -105,7 +105,7 @@ fn test_an_operator_may_what_root_may() {
 #[test]
 fn test_fetched_data_is_read_by_all_and_written_by_none() {
     let host = shared("");
-    fs::copy(agent_tests::engine(), host.home().join("bin/agent-env")).unwrap();
+    agent_tests::copy_program(agent_tests::engine(), &host.home().join("bin/agent-env"));
     let server = crate::data::server::Server::started(crate::data::server::Manner::Plain);
     let theirs = host.home().join("nobody/p");
     fs::create_dir(&theirs).unwrap();
