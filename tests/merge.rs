@@ -150,7 +150,7 @@ fn others<'a>(programs: &'a [Program], engine: &'a OnceLock<Vec<Program>>) -> Ve
         pieces.push(match program.name.as_str() {
             "repo" => piece("repo", "the rules of the repository", 10, 1, || program.run("repo", &[])),
             "system" => {
-                piece("system", "system", 1000, 2, || program.run("system", &["--test-threads", "3"]))
+                piece("system", "system", 1500, 2, || program.run("system", &["--test-threads", "3"]))
             }
             "longlog" => piece("system", "a long log", 60, 1, || program.run("system", &["--nocapture"])),
             name => {
@@ -161,7 +161,7 @@ fn others<'a>(programs: &'a [Program], engine: &'a OnceLock<Vec<Program>>) -> Ve
         // 10,000 random histories of the protocol, and every deliberate mistake, which must be noticed.
         if program.name == "agent_control" {
             let histories = ["sim::test_every", "--include-ignored", "--nocapture"];
-            pieces.push(piece("model", "histories", 0, 2, move || program.run("model", &histories)));
+            pieces.push(piece("model", "histories", 500, 2, move || program.run("model", &histories)));
         }
     }
     pieces
