@@ -3,12 +3,13 @@
 //!
 //! Nothing of a fleet outlives it. When the test around it failed, its directory stays, and is named.
 
-use agent_model::JobDraft;
-use rustix::process::Signal;
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+
+use agent_model::JobDraft;
+use rustix::process::Signal;
 
 use crate::client::Client;
 use crate::hosts::{Hosts, address};

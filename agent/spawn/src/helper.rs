@@ -1,8 +1,9 @@
 //! The helper: receives verbs from the daemon's user, checks the limits, and carries the verbs out.
 //!
-//! A builder ends with the helper that started it: nobody could tell how it ended, and the next try of the build would
-//! have it beside it. One thread for each connection that asked for something; it lasts as long as the process it started. The helper keeps no state: when it
-//! is killed, supervisors and jobs go on, and the next one recognises them by what the kernel reports.
+//! One thread for each connection that asked for something; it lasts as long as the process that it started. The helper
+//! keeps no state: when it is killed, supervisors and jobs go on, and the next one recognises them by what the kernel
+//! reports. A builder ends with the helper that started it: nobody could tell how it ended, and the next try of the build
+//! would have it beside it.
 
 use std::fs;
 use std::io;

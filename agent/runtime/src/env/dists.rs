@@ -151,7 +151,6 @@ pub(super) fn hashes_of_list(text: &str) -> Hashes {
 #[cfg(test)]
 mod tests {
     use std::fs;
-
     use std::path::PathBuf;
 
     use super::*;
