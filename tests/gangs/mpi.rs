@@ -41,8 +41,9 @@ world = MPI.COMM_WORLD
 small = world.allreduce(world.rank + 1)
 large = world.allreduce(b'x' * 100000, op=MPI.Op.Create(lambda a, b, d: max(a, b)))
 here = os.getcwd() == os.environ['AZUREML_CR_EXECUTION_WORKING_DIR_PATH']
+first = world.bcast(os.environ['AGENTD_ADDRESS']) == os.environ['MASTER_ADDR']
 # One write for a line: mpirun brings together what its processes write, not their lines.
-print(f"rank {world.rank} of {world.size} sum {small} {len(large)} {os.environ['AGENTD_RANK']} {here}\n", end='', flush=True)
+print(f"rank {world.rank} of {world.size} sum {small} {len(large)} {os.environ['AGENTD_RANK']} {here} {first}\n", end='', flush=True)
 if len(sys.argv) > 1 and world.rank == int(sys.argv[1]):
     os._exit(7)
 world.Barrier()
@@ -107,7 +108,7 @@ fn run(tally: &mut Tally, _: &Scale, family: &Family) {
             let sum = all * (all + 1) / 2;
             for rank in 0..all {
                 let node = rank / processes;
-                let line = format!("rank {rank} of {all} sum {sum} 100000 {node} True");
+                let line = format!("rank {rank} of {all} sum {sum} 100000 {node} True True");
                 assert!(said.contains(&line), "no `{line}` in {}", told(&fleet, &ended));
             }
             nothing_left(&fleet);

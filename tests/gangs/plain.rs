@@ -35,6 +35,16 @@ const SHOW: &str = "echo I am $AGENTD_RANK of $AZUREML_NODE_COUNT at $AGENTD_ADD
                     echo \"{\\\"metric\\\": \\\"from_$RANK\\\", \\\"value\\\": 1}\" >> $AGENTD_METRICS; \
                     mkdir -p outputs; echo $RANK > outputs/rank";
 
+/// The address that a rank says is its own, by [`SHOW`].
+#[track_caller]
+fn place(said: &str, rank: u32, ranks: u32) -> &str {
+    let before = format!("I am {rank} of {ranks} at ");
+    let place = said.lines().find_map(|line| line.strip_prefix(&before)?.split(',').next());
+    place
+        .filter(|place| place.starts_with("10.77.0."))
+        .unwrap_or_else(|| panic!("no place of {rank}: {said}"))
+}
+
 fn together(tally: &mut Tally, _: &Scale) {
     let fleet = fleet(3);
     for ranks in [2, 3] {
@@ -45,10 +55,15 @@ fn together(tally: &mut Tally, _: &Scale) {
             completed(&fleet, &job);
             check_beats(&fleet, &job, &file);
             assert_eq!(beats(&file).len(), ranks as usize);
-            for rank in 0..ranks {
-                let said = log(&fleet, &job, rank);
-                assert!(said.contains(&format!("I am {rank} of {ranks} at 10.77.0.")), "{said}");
+            let said: Vec<String> = (0..ranks).map(|rank| log(&fleet, &job, rank)).collect();
+            let mut places: Vec<&str> =
+                (0..ranks).zip(&said).map(|(rank, said)| place(said, rank, ranks)).collect();
+            for (said, place) in said.iter().zip(&places) {
+                assert!(said.contains(&format!(" at {place}, first is {}\n", places[0])), "{said}");
             }
+            places.sort_unstable();
+            places.dedup();
+            assert_eq!(places.len(), ranks as usize, "each has a place of its own: {said:?}");
         });
     }
     tally.case("what people see", || {
