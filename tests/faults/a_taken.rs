@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use agent_model::job::RetryPolicy;
 use agent_model::{EnvSpec, JobDraft};
 use agent_proto::v1;
 use agent_tests::fleet::{Fleet, Setup};
@@ -81,7 +82,7 @@ struct Bed {
 }
 
 impl Bed {
-    fn new(provider: Provider, step: Step) -> Bed {
+    fn new(provider: Provider, step: Step, kind: Kind) -> Bed {
         let metadata = Metadata::start(provider);
         let mut fleet = Fleet::new(&Setup { nodes: 2, slots: 1, ..Setup::default() });
         fleet.nodes[0].configure(&metadata.configuration());
@@ -91,7 +92,7 @@ impl Bed {
         fleet.start();
         fleet.client.set_eligibility("n1", "cordon").expect("an answer");
         let mut bed = Bed { fleet, metadata, job: String::new() };
-        bed.job = bed.fleet.client.submit(&bed.draft(step));
+        bed.job = bed.fleet.client.submit(&bed.draft(step, kind));
         bed
     }
 
@@ -99,9 +100,10 @@ impl Bed {
         self.fleet.home().join(name)
     }
 
-    /// A job whose second attempt completes.
-    fn draft(&self, step: Step) -> JobDraft {
-        let again = self.file("again").display().to_string();
+    /// A job whose second attempt loses its supervisor, and whose third completes. It has two attempts that count: the
+    /// third is there only if the one that its machine took did not count.
+    fn draft(&self, step: Step, kind: Kind) -> JobDraft {
+        let [again, lost] = ["again", "lost"].map(|name| self.file(name).display().to_string());
         let trap = match step {
             Step::Stubborn => "trap '' TERM".to_owned(),
             _ => {
@@ -114,7 +116,8 @@ impl Bed {
             _ => "while :; do echo works; sleep 0.1; done",
         };
         let command = format!(
-            "[ ! -e {again} ] || exit 0; {trap}; echo first > outputs/first; test ! -e \"$AGENTD_PREEMPTION_FILE\" || exit 9; \
+            "[ ! -e {lost} ] || exit 0; [ ! -e {again} ] || {{ touch {lost}; kill -9 $PPID; sleep 60; }}; \
+             {trap}; echo first > outputs/first; test ! -e \"$AGENTD_PREEMPTION_FILE\" || exit 9; \
              touch {again}; {waits}"
         );
         let environment = match step {
@@ -123,7 +126,11 @@ impl Bed {
             }
             _ => EnvSpec::host(),
         };
-        JobDraft { command, environment, ..JobDraft::default() }
+        let retry = match kind {
+            Kind::NoNotice => RetryPolicy::default(),
+            _ => RetryPolicy { max_attempts: 2, backoff: Duration::from_millis(100) },
+        };
+        JobDraft { command, environment, retry, ..JobDraft::default() }
     }
 
     /// An interpreter that hangs when it is called first.
@@ -182,7 +189,7 @@ impl Bed {
 }
 
 fn one(provider: Provider, kind: Kind, step: Step) -> String {
-    let mut bed = Bed::new(provider, step);
+    let mut bed = Bed::new(provider, step, kind);
     bed.arrive(step);
     if kind == Kind::NoNotice {
         return cut(bed, step);
@@ -236,7 +243,7 @@ fn judge(bed: &Bed, kind: Kind, step: Step, ended: &v1::Job) {
         assert_eq!(ended.epoch, 1, "{history:#?}");
         return;
     }
-    assert_eq!(ended.epoch, 2, "{history:#?}");
+    assert_eq!(ended.epoch, 3, "{history:#?}");
     assert!(bed.told("NODE-111") && bed.told("will be taken away at"), "{history:#?}");
     let wrong = ["NODE-102", "NODE-103", "RUN-103", "RUN-101"];
     assert!(!wrong.iter().any(|code| bed.told(code)), "{history:#?}");
