@@ -63,12 +63,17 @@ pub(crate) const ENDED: &[&str] = &["Completed", "Failed", "Canceled"];
 
 /// The daemon of a machine that the members of `nogroup` may use.
 pub(crate) fn shared(settings: &[(&str, &str)]) -> Host {
+    shared_by("", settings)
+}
+
+/// The same, where these words start the program of the daemon, in its home.
+fn shared_by(starter: &str, settings: &[(&str, &str)]) -> Host {
     let mut host = Host::for_everybody_below(Path::new("/var/tmp"));
     let socket = host.home().join("run.sock");
     let set: String = settings.iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
     let state = host.state();
     let script = format!(
-        "#!/bin/sh\nexport AGENTD_SOCKET_GROUP=nogroup\n{set}exec \"$1\" run --state-dir {} --socket {}\n",
+        "#!/bin/sh\nexport AGENTD_SOCKET_GROUP=nogroup\n{set}exec {starter} \"$1\" run --state-dir {} --socket {}\n",
         state.display(),
         socket.display()
     );
@@ -121,13 +126,18 @@ fn job_dir(host: &Host, job: &str) -> PathBuf {
     entries.into_iter().find(is_its).expect("the directory of a job")
 }
 
+/// Starts the daemon with groups of its own, `adm` and `sudo`, where `games` is a member of two others.
+const WITH_GROUPS: &str = "setpriv --groups 4,27 unshare --mount sh -c 'sed \"s/^audio:.*/audio:x:29:games/; \
+                           s/^video:.*/video:x:44:games/\" /etc/group >group && mount --bind group /etc/group && \
+                           exec \"$@\"' sh";
+
 fn who(tally: &mut Tally, _: &Scale) {
-    let host = shared(&[]);
+    let host = shared_by(WITH_GROUPS, &[]);
     let said =
         says(&host, GAMES, "id -u; id -g; id -G; cat /proc/self/status; echo $HOME $USER; umask; ls -ln");
     let has = |line: &str| assert!(said.lines().any(|said| said == line), "no `{line}` in\n{said}");
     tally.case("uid of the owner", || assert!(said.starts_with("5\n60\n"), "{said}"));
-    tally.case("groups of the owner, not those of his client", || has("Groups:\t "));
+    tally.case("groups of the owner, not those of his client or of the daemon", || has("Groups:\t29 44 "));
     for set in ["Inh", "Prm", "Eff", "Bnd", "Amb"] {
         tally.case("no capability", || has(&format!("Cap{set}:\t0000000000000000")));
     }
