@@ -1,4 +1,5 @@
-//! A job whose supervisor dies is lost and said so; with attempts left it runs again, as another attempt.
+//! A job whose supervisor dies is lost and said so; with attempts left it runs again, as another attempt. One that fails
+//! by itself does not.
 
 use std::fs;
 
@@ -6,18 +7,26 @@ use agent_tests::{Host, SOON, eventually, signal};
 use rustix::process::Signal;
 
 /// Waits for ever the first time, and ends well the second.
-const COMMAND: &str =
-    "echo attempt >> $WITNESS; if [ $(wc -l < $WITNESS) = 1 ]; then echo one; sleep 1000; fi; echo two";
+const COMMAND: &str = "if [ $(wc -l < $WITNESS) = 1 ]; then echo one; sleep 1000; fi; echo two";
 
-fn job(host: &Host, name: &str, attempts: u32) -> String {
+/// A job that may have so many attempts, each of which leaves a line in the file `name`.
+fn submit(host: &Host, name: &str, command: &str, attempts: u32) -> String {
     let witness = host.home().join(name).display().to_string();
     let text = format!(
         "command: {}\nenvironment: host\nenvironment_variables: {{WITNESS: {witness}}}\n\
          retry: {{max_attempts: {attempts}, backoff: 1}}\n",
-        serde_json::Value::from(COMMAND)
+        serde_json::Value::from(format!("echo attempt >> $WITNESS; {command}"))
     );
     let dir = host.project(&format!("{name}-code"), &[("job.yml", &text)]);
-    let job = host.ctl(&["submit", dir.to_str().unwrap()]).ok().stdout.trim().to_owned();
+    host.ctl(&["submit", dir.to_str().unwrap()]).ok().stdout.trim().to_owned()
+}
+
+fn attempts(host: &Host, name: &str) -> usize {
+    fs::read_to_string(host.home().join(name)).unwrap().lines().count()
+}
+
+fn job(host: &Host, name: &str, attempts: u32) -> String {
+    let job = submit(host, name, COMMAND, attempts);
     eventually("the first attempt speaks", SOON, || {
         host.ctl(&["logs", &job]).ok().stdout.contains("one").then_some(())
     });
@@ -41,7 +50,17 @@ fn test_a_lost_job_runs_again_when_it_may() {
     assert_eq!(host.show(&job)["attempt"], 2);
     let why = host.ctl(&["why", &job]).ok().stdout;
     assert!(why.contains("RUN-107") && why.contains("attempt 2"), "{why}");
-    assert_eq!(fs::read_to_string(host.home().join("twice")).unwrap().lines().count(), 2);
+    assert_eq!(attempts(&host, "twice"), 2);
+}
+
+#[test]
+fn test_a_job_that_fails_by_itself_is_not_tried_again() {
+    let host = Host::started();
+    let job = submit(&host, "own", "exit 3", 3);
+    host.wait_for(&job, &["Failed"]);
+    let shown = host.show(&job);
+    assert_eq!((&shown["exit_code"], &shown["attempt"]), (&3.into(), &1.into()), "{shown}");
+    assert_eq!(attempts(&host, "own"), 1);
 }
 
 #[test]
