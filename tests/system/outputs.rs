@@ -4,7 +4,7 @@ use std::fs;
 
 use agent_tests::{Host, SOON, eventually};
 
-const WRITES: &str = "mkdir -p outputs/deep && printf weights > outputs/deep/model.bin && printf log > logs/x.log && touch dropped";
+const WRITES: &str = "mkdir -p outputs/deep outputs/none/yet && printf weights > outputs/deep/model.bin && printf log > logs/x.log && touch dropped";
 
 #[test]
 fn test_outputs_come_back_as_they_were() {
@@ -29,6 +29,7 @@ fn test_outputs_come_back_as_they_were() {
     assert_eq!(fs::read_to_string(to.join("outputs/deep/model.bin")).unwrap(), "weights");
     assert_eq!(fs::read_to_string(to.join("logs/x.log")).unwrap(), "log");
     assert_eq!(fs::read_to_string(to.join("named-outputs/table/a.csv")).unwrap(), "a");
+    assert!(to.join("outputs/none/yet").is_dir(), "an empty directory is kept as well");
 
     // What is there is not written over unless asked.
     fs::write(to.join("outputs/mine"), "mine").unwrap();
