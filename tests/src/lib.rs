@@ -40,7 +40,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -386,8 +386,13 @@ impl Host {
     }
 
     /// Starts another daemon on the same state and waits for it to give up.
+    #[track_caller]
     pub fn second_daemon(&self) -> Ran {
-        self.agentd(&["run"])
+        let mut command = self.command("agentd");
+        command.args(["run", "--user"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut second = once_free(|| command.spawn()).expect("agentd starts");
+        eventually("the second daemon gives up", SOON, || second.try_wait().expect("its own child"));
+        told(second.wait_with_output().expect("its own child"))
     }
 
     /// The process id of the running daemon.
@@ -486,7 +491,10 @@ pub fn once_free<T>(mut start: impl FnMut() -> std::io::Result<T>) -> std::io::R
 /// Runs a command to its end.
 #[track_caller]
 pub fn finish(command: &mut Command) -> Ran {
-    let output = once_free(|| command.output()).expect("the program starts");
+    told(once_free(|| command.output()).expect("the program starts"))
+}
+
+fn told(output: Output) -> Ran {
     let code = output.status.code().or_else(|| output.status.signal().map(|s| 128 + s)).unwrap_or(-1);
     Ran {
         code,
