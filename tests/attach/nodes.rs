@@ -23,6 +23,7 @@ pub(crate) const ROWS: &[Row] = &[
 fn whole(tally: &mut Tally, _: &Scale) {
     let bed = Bed::plain();
     let machine = &bed.machines[0];
+    machine.sh("rm -r /usr/local/lib").ok(); // attach makes it, and detach takes it away
     let before = machine.written();
     let root = place("root", 1);
     let started = Instant::now();
