@@ -3,6 +3,7 @@
 mod assets;
 mod data;
 mod gang;
+mod grant;
 mod left;
 mod predecessor;
 mod service;

@@ -208,7 +208,7 @@ fn damage(tally: &mut Tally, scale: &Scale) {
                 for job in &all {
                     let now =
                         fleet.client.try_job(job).unwrap_or_else(|status| panic!("{what}: {job}: {status}"));
-                    assert!(now.epoch <= 1 && !is_over(&now), "{what}: {now:?}");
+                    assert!((now.epoch <= 1 || now.epoch > 1000) && !is_over(&now), "{what}: {now:?}");
                 }
                 assert_eq!(fleet.client.job(&done).state, "Completed", "{what}");
                 assert_eq!(instances(&fleet.nodes[0]), before, "{what}: the supervisors changed");

@@ -2,6 +2,7 @@
 
 mod calls;
 mod far;
+mod grants;
 mod joining;
 mod limits;
 mod networks;

@@ -30,7 +30,7 @@ pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
 pub(crate) use inside::{ExecArgs, ForwardArgs, InsideVerb, OpenArgs, Ports};
 pub(crate) use metrics::MetricsArgs;
 pub(crate) use mlflow::{ExportArgs, MlflowVerb, UiArgs};
-pub(crate) use node::{DrainArgs, KeepAwakeArgs, MachineVerb, NodeArgs, NodeVerb};
+pub(crate) use node::{DrainArgs, KeepAwakeArgs, MachineVerb, NodeArgs, NodeVerb, UnprovedArgs};
 pub(crate) use pool::{PoolSettings, PoolVerb};
 pub(crate) use preempt::PreemptArgs;
 use submit::pair;

@@ -152,6 +152,8 @@ async fn act_on_machine(
         MachineVerb::Node(NodeVerb::Remove { node, lose_jobs, json }) => {
             people::remove(&node, lose_jobs, json, to, output).await?
         }
+        MachineVerb::Node(NodeVerb::Adopt(args)) => lost::judge(&args, true, to, output).await?,
+        MachineVerb::Node(NodeVerb::End(args)) => lost::judge(&args, false, to, output).await?,
         MachineVerb::Node(NodeVerb::Outputs(args)) => outputs::store(&args, to, output).await?,
     }
     Ok(ExitCode::SUCCESS)

@@ -54,9 +54,6 @@ pub(crate) struct JoinArgs {
     /// The token itself; everybody on this machine can read it here while the command runs
     #[arg(long, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
-    /// Join with the machine's own jobs that have not ended; the token must take them: `agentctl token create --jobs-of`
-    #[arg(long, conflicts_with = "lose_jobs")]
-    pub(crate) move_jobs: bool,
     /// Join although the machine has jobs of its own that have not ended; those that wait are not run
     #[arg(long)]
     pub(crate) lose_jobs: bool,

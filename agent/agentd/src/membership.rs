@@ -6,8 +6,6 @@
 //! Invariants: the key of a join is on the disk before it is used, so that a lost answer can be requested again; an
 //! identity is removed only when the machine leaves, or replaced by the next one of the same controller.
 
-mod moving;
-
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,8 +26,6 @@ use crate::cli::JoinArgs;
 use crate::config::Config;
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::peers::PeerIdentity;
-use moving::Moving;
-pub(crate) use moving::finish as finish_move;
 
 /// The longest a controller may take to answer.
 const CALL: Duration = Duration::from_secs(20);
@@ -199,6 +195,7 @@ pub(crate) async fn join(
         }
     };
     require_node(config, args)?;
+    require_no_begun_move(&config.state_dir)?;
     let path = file(&config.state_dir);
     let unusable = |error: &dyn std::fmt::Display| {
         Fault::new(Code::StateUnusable, format!("cannot use {}", path.display())).why(error.to_string())
@@ -210,21 +207,15 @@ pub(crate) async fn join(
         && let Ok(certified) = known.certified()
         && still_member(config, known, &certified, &place, &clock).await?
     {
-        let node =
-            format!("this machine is a node of {} already, as {}", address(&place), name_of(&certified));
-        return Ok(match moving::is_pending(&config.state_dir) {
-            true => format!("{node}; {}", moving::resume(config, known, &clock).await?),
-            false => node,
-        });
+        return Ok(format!(
+            "this machine is a node of {} already, as {}",
+            address(&place),
+            name_of(&certified)
+        ));
     }
-    let moving = match args.move_jobs || moving::is_pending(&config.state_dir) {
-        true => Some(Moving::plan(config).await?),
-        false if args.lose_jobs => None,
-        false => {
-            require_no_jobs(config).await?;
-            None
-        }
-    };
+    if !args.lose_jobs {
+        require_no_jobs(config).await?;
+    }
     let token = read_token(args, token)?;
     let ours = |known: &Credentials| {
         known
@@ -240,54 +231,51 @@ pub(crate) async fn join(
     }
     let key = pending_key(config, known.as_ref()).map_err(|error| unusable(&error))?;
     let trust = Trust::Fingerprint(token.authority());
-    let dialer = dialer(&place, trust, None, config, &clock)?;
+    // With it the machine keeps its enrollment, where the controller has lost the record of it.
+    let is_valid = |known: &&Credentials| known.certified().is_ok_and(|known| known.until >= clock.now());
+    let held = known.as_ref().filter(is_valid).and_then(|known| ShownIdentity::new(known).ok());
+    let dialer = dialer(&place, trust, held, config, &clock)?;
     let authority = dialer.authority().await.map_err(|error| unreachable(&place, &error))?;
     let request = v1::JoinRequest {
         node: config.node_name.to_string(),
         secret: token.secret(),
         request: key.request().map_err(|error| unusable(&error))?,
         clock_ms: clock.now().0,
-        jobs: moving.as_ref().map(Moving::announced).unwrap_or_default(),
+        jobs: Vec::new(),
     };
     let channel = transport::dial(transport::endpoint(), Way::Tls(dialer));
     let answer = within(IdentityClient::new(channel).join(request)).await?;
     let credentials = Credentials::new(&address(&place), &authority, &answer.certificate, &key);
-    let moved = become_node(config, &credentials, moving, &clock).await?;
-    let joined = format!("joined {} as {}", address(&place), answer.name);
-    let moved = moved.map(|moved| format!("; {moved}")).unwrap_or_default();
-    Ok(format!("{joined}{moved}; from now on `agentd run` is its node"))
+    credentials.write(&path).map_err(|error| {
+        Fault::new(Code::StateUnusable, format!("cannot write {}", path.display())).because(&error)
+    })?;
+    let _ = std::fs::remove_file(pending(&config.state_dir)); // it is in the identity now
+    Ok(format!("joined {} as {}; from now on `agentd run` is its node", address(&place), answer.name))
 }
 
-/// Writes the identity, and moves the jobs that the machine brings.
-async fn become_node(
-    config: &Config,
-    credentials: &Credentials,
-    moving: Option<Moving>,
-    clock: &Arc<dyn Clock>,
-) -> Result<Option<moving::Moved>, Fault> {
-    let write = || {
-        let path = file(&config.state_dir);
-        credentials.write(&path).map_err(|error| {
-            Fault::new(Code::StateUnusable, format!("cannot write {}", path.display())).because(&error)
-        })?;
-        let _ = std::fs::remove_file(pending(&config.state_dir)); // it is in the identity now
-        Ok(())
-    };
-    match moving {
-        Some(moving) => moving.carry_out(config, credentials, write, clock).await.map(Some),
-        None => {
-            moving::forget(&config.state_dir)?;
-            write().map(|()| None)
-        }
+/// Fails if the release before began to move the machine's own jobs to its controller and was cut off: some of them are
+/// on record in both places, and only that release can tell which.
+pub(crate) fn require_no_begun_move(state_dir: &Path) -> Result<(), Fault> {
+    let begun = state_dir.join("moving");
+    match begun.exists() && file(state_dir).exists() {
+        false => Ok(()),
+        true => Err(Fault::new(
+            Code::JobActive,
+            "a join that brings the jobs of this machine along was cut off, and this release cannot finish it",
+        )
+        .why(format!("{} says so", begun.display()))
+        .fix(format!(
+            "install the release before, run `agentd join` again, then upgrade; only if that controller is gone for \
+             good, remove {}: then this machine runs them itself",
+            begun.display()
+        ))),
     }
 }
 
 /// Forgets the controller; the data of jobs stays on this machine.
 pub(crate) fn leave(config: &Config) -> Result<String, Fault> {
     let path = file(&config.state_dir);
-    if moving::is_pending(&config.state_dir) {
-        return Err(moving::unfinished(&config.state_dir));
-    }
+    require_no_begun_move(&config.state_dir)?;
     match std::fs::remove_file(&path) {
         Ok(()) => {
             let _ = std::fs::remove_file(pending(&config.state_dir));
@@ -324,7 +312,7 @@ fn require_node(config: &Config, args: &JoinArgs) -> Result<(), Fault> {
 /// Fails if the machine's own controller has jobs that have not ended: as a node it has no controller of its own, and
 /// nobody would run those that wait.
 async fn require_no_jobs(config: &Config) -> Result<(), Fault> {
-    let all_the_same = "or join with them: `--move-jobs`; or without those that wait: `--lose-jobs`";
+    let all_the_same = "or join without those that wait: `--lose-jobs`";
     let jobs = agent_control::unfinished_jobs(&config.state_dir).await.map_err(|error| {
         Fault::new(Code::StateUnusable, "cannot tell whether this machine has jobs of its own")
             .because(&error)

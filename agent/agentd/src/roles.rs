@@ -222,7 +222,7 @@ pub(crate) async fn start(
     let lock = take_state(&config).await?;
     let disk = DiskKeeper::open(&config.state_dir, config.disk_reserve);
     let clock = config.clock();
-    membership::finish_move(&config, &clock).await.map_err(StartError::Move)?;
+    membership::require_no_begun_move(&config.state_dir).map_err(StartError::Move)?;
     let path = membership::file(&config.state_dir);
     let uplink = Uplink::new(&config, &clock).map_err(|source| StartError::State { path, source })?;
     let blobs = blobs::start(&config, supervisor, &clock, &uplink).await?;

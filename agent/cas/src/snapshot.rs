@@ -10,7 +10,6 @@
 //! returns. A [`PrestagedTree`] is a tree that was laid out before it was wanted; [`materialize`] turns one into a
 //! job's tree where it can.
 
-mod copy;
 mod difference;
 mod ground;
 mod ignore;
@@ -24,7 +23,6 @@ mod survey;
 mod tree;
 mod walk;
 
-pub use copy::{Blobs, CopyError, blobs};
 pub use ground::Owner;
 pub use materialize::{Laid, MaterializeError, download, download_parts};
 pub use prestaged::{PrestageError, PrestagedTree, materialize, materialize_counted};

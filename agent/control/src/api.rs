@@ -8,10 +8,10 @@ mod access;
 mod assets;
 mod blobs;
 mod cas;
+mod grants;
 mod identity;
 mod inside;
 mod jobs;
-mod moving;
 mod naming;
 mod nodes;
 mod outputs;
@@ -38,6 +38,7 @@ use tonic::service::Routes;
 use access::Caller;
 pub(crate) use access::Gate;
 pub use access::{Operators, Peer};
+pub(crate) use grants::Grants;
 pub use identity::IdentityConfig;
 pub(crate) use inside::Offers;
 pub(crate) use sessions::Sessions;
@@ -66,6 +67,7 @@ pub(crate) struct Services {
     /// Checks every call first.
     pub(crate) gate: Gate,
     pub(crate) secrets: Secrets,
+    pub(crate) grants: Grants,
     /// Names that users gave to data.
     pub(crate) assets: Assets,
     /// What nodes offer to users who want into a job.
@@ -304,7 +306,7 @@ fn to_wire(view: &JobView) -> v1::Job {
             })
             .collect(),
         outcome: job.outcome.clone().map(v1::Outcome::from),
-        owner: job.owner.as_ref().map(Principal::to_string).unwrap_or_default(),
+        owner: job.owner().map(Principal::to_string).unwrap_or_default(),
         tasks: job.tasks.as_ref().map(|tasks| v1::ArrayStatus {
             waiting: tasks.waiting.to_string(),
             active: tasks.active.to_string(),

@@ -19,6 +19,7 @@ use agent_model::job::OnDisconnect;
 use agent_model::lease::Terms;
 use agent_model::machine::Eligibility;
 use agent_model::protocol::gang::Gang;
+use agent_model::protocol::grant::PlacedAt;
 use agent_model::protocol::orders::{EnvironmentWant, UNHEARD};
 use agent_model::{Boot, Code, JobId, JobSpec, NodeId, ReplicaId};
 
@@ -27,8 +28,16 @@ use crate::store::{JobRecord, ReplicaRecord};
 /// What a node should do with one replica.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Desired {
-    /// Run it to its end, or until this moment of the node's boot time. For a rank of several: its gang.
-    Run(JobSpec, Option<Boot>, Option<Gang>),
+    /// Run it to its end.
+    Run {
+        spec: JobSpec,
+        /// Until this moment of the node's boot time; `None` is without limit.
+        until: Option<Boot>,
+        /// Of a rank of several.
+        gang: Option<Gang>,
+        /// When it was placed.
+        placed: Option<PlacedAt>,
+    },
     /// End it.
     Stop { grace: Duration, reason: String },
     /// Its outcome is stored; remove it.
@@ -223,7 +232,12 @@ pub(crate) fn orders<'a>(
 fn desired(job: &JobRecord, leases: &Leases, rank: u32) -> Desired {
     match job.why_stopped() {
         Some(reason) => Desired::Stop { grace: job.spec.limits.grace(), reason },
-        None => Desired::Run(job.spec_to_run(), leases.until(&job.replica(rank)), job.gang(rank)),
+        None => Desired::Run {
+            spec: job.spec_to_run(),
+            until: leases.until(&job.replica(rank)),
+            gang: job.gang(rank),
+            placed: job.rank(rank).and_then(|rank| rank.placed.clone()),
+        },
     }
 }
 
@@ -262,7 +276,10 @@ mod tests {
         let none = Leases::new(Terms::default());
         for state in [JobState::Preparing, JobState::Running, JobState::NotResponding(Before::Running)] {
             let orders = orders(&node("n"), &none, [&placed(state, "n")].into_iter(), std::iter::empty());
-            assert!(matches!(&orders[..], [Order { desired: Desired::Run(_, None, None), .. }]), "{state}");
+            assert!(
+                matches!(&orders[..], [Order { desired: Desired::Run { until: None, gang: None, .. }, .. }]),
+                "{state}"
+            );
             assert_eq!(orders[0].replica.to_string(), "a.3.0");
         }
         for state in [

@@ -35,7 +35,6 @@ mod assets;
 mod audit;
 mod fanout;
 mod lease;
-mod moving;
 mod pins;
 mod pools;
 mod queue;
@@ -57,6 +56,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_cas::gc::Collector;
+use agent_identity::{GrantKeys, GrantKeysError};
 use agent_model::Clock;
 use agent_model::lease::Terms;
 use agent_pools::Provider;
@@ -64,7 +64,6 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 pub use api::{IdentityConfig, LogIntake, Operators, Peer, hide_what_it_does};
-pub use moving::{OwnJob, OwnJobs, OwnJobsError, OwnLog};
 pub use scheduler::{UserLimits, used_by};
 pub use standby::{ControllerStops, ShutdownPlan, Standby, Work};
 use store::{Loaded, Store};
@@ -137,6 +136,9 @@ pub enum OpenError {
     /// Its database holds something that cannot be understood.
     #[error("the jobs of an earlier run cannot be read")]
     Load(#[source] StoreError),
+    /// The keys of grants cannot be used.
+    #[error("the keys with which orders are proved cannot be used")]
+    Grants(#[source] GrantKeysError),
     /// There is no random number to distinguish it from earlier controllers.
     #[error("the system gave no random numbers")]
     Chance(#[source] io::Error),
@@ -155,6 +157,19 @@ pub struct Controller {
     keeper: pools::Keeper,
     keep_records: Option<Duration>,
     store: Arc<dyn Store>,
+}
+
+/// The keys that prove what nodes were given.
+fn grant_keys(home: &std::path::Path, loaded: &Loaded) -> Result<GrantKeys, OpenError> {
+    let path = home.join("grant.keys");
+    let gave = loaded.documents.iter().any(|document| matches!(document, store::Document::Life(_)));
+    if gave && !path.exists() {
+        tracing::warn!(
+            path = %path.display(),
+            "the keys are gone: what nodes were given before can be proved again once they have heard this controller"
+        );
+    }
+    GrantKeys::open(&path).map_err(OpenError::Grants)
 }
 
 /// When a long history is checked: the time after a start belongs to the jobs.
@@ -198,9 +213,11 @@ impl Controller {
             );
             let assets = assets::Assets::new(&task.names(), queue.clone());
             collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store), assets.clone()));
+            let keys = grant_keys(&home, &documents)?;
+            let registry = registry::Registry::new(&documents, queue.clone());
             let gate = api::Gate {
                 operators: config.operators,
-                registry: registry::Registry::new(&documents, queue.clone()),
+                registry: registry.clone(),
                 sessions: api::Sessions::default(),
                 audit: audit::Audit::new(&home.join("audit.jsonl")),
                 clock: Arc::clone(&clock),
@@ -217,6 +234,7 @@ impl Controller {
                 collector,
                 lease: config.lease.min(config.terms.length),
                 secrets: secrets::Secrets::new(&home),
+                grants: api::Grants::new(keys, registry),
                 assets,
                 offers: api::Offers::default(),
                 pools,

@@ -23,11 +23,6 @@ pub(crate) const USER: &str = "the controller";
 const PAGE: u32 = 500;
 
 impl JobRecord {
-    /// What its next attempt reads: its code and inputs, and what an earlier attempt left.
-    pub(crate) fn trees(&self) -> Vec<Digest> {
-        self.spec.snapshots().into_iter().chain(self.left_trees()).collect()
-    }
-
     /// What earlier attempts left for the next one.
     fn left_trees(&self) -> impl Iterator<Item = Digest> + use<> {
         [self.left, self.so_far].into_iter().flatten().map(|left| left.artifacts.root)

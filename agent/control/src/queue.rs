@@ -33,8 +33,8 @@ use crate::scheduler::{Prospect, UserLimits};
 use crate::standby::Work;
 use crate::store::{Document, JobRecord, Loaded, Store};
 pub(crate) use book::{
-    Book, DeclaredLost, Held, Moment, NodeState, Outlook, RemovedNode, Report, Retirement, Standing,
-    Submission, Wish, WishState, without_run,
+    Book, DeclaredLost, Described, Doubt, Held, Judgement, Moment, NodeState, Outlook, RemovedNode, Report,
+    Retirement, Standing, Submission, Unproved, Wish, WishState,
 };
 use publisher::Publisher;
 
@@ -103,7 +103,6 @@ impl<T> fmt::Debug for Reply<T> {
 #[derive(Debug)]
 enum Request {
     Submit(Submission, Reply<Option<JobId>>),
-    MoveIn { jobs: Vec<JobRecord>, node: NodeId, reply: Reply<Option<JobId>> },
     Cancel { job: JobId, who: String, reply: Reply<Option<JobView>> },
     Hold { job: JobId, held: bool, who: String, reply: Reply<Option<JobView>> },
     Job(JobId, Reply<Option<JobView>>),
@@ -116,6 +115,7 @@ enum Request {
     Retire(NodeId, Reply<Retirement>),
     Preempt { node: NodeId, said: Option<(Duration, String)>, who: String, reply: Reply<Option<NodeState>> },
     DeclareLost { node: NodeId, who: String, reply: Reply<DeclaredLost> },
+    Judge { node: NodeId, replica: ReplicaId, judgement: Judgement, who: String, reply: Reply<bool> },
     Wish { wish: Wish, who: String, reply: Reply<Wished> },
     Flush(Reply<()>),
     RemoveNode { node: NodeId, lose_jobs: bool, who: String, reply: Reply<RemovedNode> },
@@ -214,16 +214,6 @@ impl Queue {
         self.ask(|reply| Request::Submit(new, reply)).await
     }
 
-    /// Takes in jobs that a machine brings: all, or none when the name of one is taken, which is returned.
-    pub(crate) async fn move_in(
-        &self,
-        jobs: Vec<JobRecord>,
-        node: &NodeId,
-    ) -> Result<Option<JobId>, AskError> {
-        let node = node.clone();
-        self.ask(|reply| Request::MoveIn { jobs, node, reply }).await
-    }
-
     /// Asks for the end of a job; `None` when it is not active.
     pub(crate) async fn cancel(&self, id: &JobId, who: String) -> Result<Option<JobView>, AskError> {
         self.ask(|reply| Request::Cancel { job: id.clone(), who, reply }).await
@@ -296,6 +286,18 @@ impl Queue {
     ) -> Result<Option<NodeState>, AskError> {
         let (node, who) = (node.clone(), who.to_owned());
         self.ask(|reply| Request::Preempt { node, said, who, reply }).await
+    }
+
+    /// Decides about a replica that is not proved; false when there is none that this can be said of.
+    pub(crate) async fn judge(
+        &self,
+        node: &NodeId,
+        replica: &ReplicaId,
+        judgement: Judgement,
+        who: &str,
+    ) -> Result<bool, AskError> {
+        let (node, replica, who) = (node.clone(), replica.clone(), who.to_owned());
+        self.ask(|reply| Request::Judge { node, replica, judgement, who, reply }).await
     }
 
     /// Records the statement of `who` that a silent node is gone for good.

@@ -11,16 +11,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_identity::{Subject, Token, TokenKind, same};
+use agent_identity::{Certified, Subject, Token, TokenKind, same};
 use agent_model::{NodeId, Principal, Role, Timestamp, UserName};
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
 
 use crate::queue::{AskError, Queue};
-use crate::store::{Document, Loaded, MemberRecord, TokenRecord, UserRecord};
+use crate::store::{Document, Loaded, MemberRecord, RemovedRecord, TokenRecord, UserRecord};
 
 /// How long an expired token is kept, so that a refusal can say that it expired.
 const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// How long it is kept that a node was removed: longer than any certificate of one is valid.
+const SHOWN_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Why a token is refused.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +38,7 @@ pub(crate) enum TokenRefused {
     Used,
     #[error("its time is over")]
     Over,
-    #[error("there is a machine of this name already, with another key")]
+    #[error("there is a machine of this name already, with another key or known without one")]
     NameTaken,
     #[error("the user was removed")]
     NoUser,
@@ -50,6 +53,8 @@ struct Known {
     members: BTreeMap<NodeId, MemberRecord>,
     users: BTreeMap<UserName, UserRecord>,
     tokens: BTreeMap<String, TokenRecord>,
+    /// Nodes that were removed, by enrollment.
+    removed: BTreeMap<String, RemovedRecord>,
 }
 
 impl Known {
@@ -59,11 +64,13 @@ impl Known {
             Document::Member(member) => drop(self.members.insert(member.node.clone(), member)),
             Document::User(user) => drop(self.users.insert(user.name.clone(), user)),
             Document::Token(token) => drop(self.tokens.insert(token.hash.clone(), token)),
+            Document::Removed(removed) => drop(self.removed.insert(removed.enrollment.clone(), removed)),
             Document::Node(_)
             | Document::Settled(_)
             | Document::Pool(_)
             | Document::Machine(_)
-            | Document::Asset(_) => {}
+            | Document::Asset(_)
+            | Document::Life(_) => {}
         }
     }
 }
@@ -84,8 +91,20 @@ impl Registry {
         Registry { known: Arc::new(RwLock::new(known)), changing: Arc::default(), queue }
     }
 
-    /// Whether the holder of a certificate of this name still belongs to the controller.
-    pub(crate) fn knows(&self, subject: &Subject) -> bool {
+    /// Whether the holder of a certificate still belongs to the controller. A node shows the key on record or its
+    /// successor.
+    pub(crate) fn knows(&self, certificate: &Certified) -> bool {
+        let has_key = match &certificate.subject.who {
+            Principal::Node { name } => {
+                self.known.read().members.get(name).is_some_and(|member| member.has_key(&certificate.key))
+            }
+            Principal::User { .. } | Principal::Local { .. } => true,
+        };
+        has_key && self.is_enrolled(&certificate.subject)
+    }
+
+    /// Whether this name has this enrollment now.
+    pub(crate) fn is_enrolled(&self, subject: &Subject) -> bool {
         let known = self.known.read();
         let enrollment = match &subject.who {
             Principal::Node { name } => known.members.get(name).map(|member| &member.enrollment),
@@ -105,13 +124,13 @@ impl Registry {
         self.known.read().members.get(node).map(|member| member.labels.clone()).unwrap_or_default()
     }
 
-    pub(crate) fn has_node(&self, node: &NodeId) -> bool {
-        self.known.read().members.contains_key(node)
+    /// The enrollment of a node; empty for one that did not join.
+    pub(crate) fn enrollment(&self, node: &NodeId) -> String {
+        self.known.read().members.get(node).map(|member| member.enrollment.clone()).unwrap_or_default()
     }
 
-    /// Whether this is a user.
-    pub(crate) fn has_user(&self, user: &UserName) -> bool {
-        self.known.read().users.contains_key(user)
+    pub(crate) fn has_node(&self, node: &NodeId) -> bool {
+        self.known.read().members.contains_key(node)
     }
 
     /// All users, by name.
@@ -124,14 +143,17 @@ impl Registry {
         self.known.read().tokens.values().cloned().collect()
     }
 
-    /// Makes a machine a node with this key; the same key again is the same node, and spends no use of the token unless
-    /// the machine may now bring jobs of others than before. `brings`: it has jobs, which the token takes.
+    /// Makes a machine a node with this key; the same key again is the same node, and spends no use of the token.
+    ///
+    /// `shown` is the subject of a certificate of this authority that the machine presented: if that is its own name, it
+    /// keeps the enrollment, unless that was removed. `is_known`: the controller has heard of a node of the name.
     pub(crate) async fn join(
         &self,
         secret: &str,
         node: &NodeId,
         key: &str,
-        brings: bool,
+        shown: Option<Subject>,
+        is_known: bool,
         now: Timestamp,
     ) -> Result<Subject, TokenRefused> {
         let _one = self.changing.lock().await;
@@ -140,14 +162,22 @@ impl Registry {
             return Err(TokenRefused::Node);
         }
         let who = Principal::Node { name: node.clone() };
-        let jobs_of = if brings { token.jobs_of.clone() } else { BTreeMap::new() };
+        let kept = shown.filter(|shown| shown.who == who && !self.was_removed(&shown.enrollment));
         let old = self.known.read().members.get(node).cloned();
-        let enrollment = match old {
-            Some(old) if old.key != key => return Err(TokenRefused::NameTaken),
-            Some(old) if !brings || old.jobs_of == jobs_of => {
-                return Subject::new(who, old.enrollment).ok_or(TokenRefused::Chance);
-            }
-            Some(old) => old.enrollment,
+        if let Some(old) = old {
+            return match old.has_key(key) {
+                true => Subject::new(who, old.enrollment).ok_or(TokenRefused::Chance),
+                false => Err(TokenRefused::NameTaken),
+            };
+        }
+        let is_reserved = |token: &TokenRecord| token.node.as_ref() == Some(node) && token.until >= now;
+        let is_taken =
+            is_known || self.tokens().iter().any(|other| other.hash != token.hash && is_reserved(other));
+        if is_taken && kept.is_none() {
+            return Err(TokenRefused::NameTaken);
+        }
+        let enrollment = match kept {
+            Some(kept) => kept.enrollment,
             None => agent_identity::random_name().map_err(|_| TokenRefused::Chance)?,
         };
         token.uses_left = token.uses_left.checked_sub(1).ok_or(TokenRefused::Used)?;
@@ -155,39 +185,12 @@ impl Registry {
             node: node.clone(),
             enrollment: enrollment.clone(),
             key: key.to_owned(),
+            successor: None,
             labels: token.labels.clone(),
-            jobs_of,
             joined_at: now,
         };
         self.add(vec![Document::Member(member), Document::Token(token)]).await?;
         Subject::new(who, enrollment).ok_or(TokenRefused::Chance)
-    }
-
-    /// Whose jobs a token takes.
-    pub(crate) fn token_takes(
-        &self,
-        secret: &str,
-        now: Timestamp,
-    ) -> Result<BTreeMap<String, UserName>, TokenRefused> {
-        Ok(self.join_token(secret, now)?.jobs_of)
-    }
-
-    /// Whose jobs a machine may bring now.
-    pub(crate) fn takes_jobs_of(&self, node: &NodeId) -> BTreeMap<String, UserName> {
-        self.known.read().members.get(node).map(|member| member.jobs_of.clone()).unwrap_or_default()
-    }
-
-    /// A machine works as a node: it brings no more jobs.
-    pub(crate) async fn settled_in(&self, node: &NodeId) -> Result<(), AskError> {
-        if self.takes_jobs_of(node).is_empty() {
-            return Ok(());
-        }
-        let _one = self.changing.lock().await;
-        let member = self.known.read().members.get(node).cloned();
-        let Some(member) = member else { return Ok(()) };
-        let member = Document::Member(MemberRecord { jobs_of: BTreeMap::new(), ..member });
-        self.known.write().put(member.clone()); // a withdrawal, which takes effect at once
-        self.queue.write(vec![member], Vec::new()).await
     }
 
     fn join_token(&self, secret: &str, now: Timestamp) -> Result<TokenRecord, TokenRefused> {
@@ -206,12 +209,13 @@ impl Registry {
         Subject::new(Principal::User { name }, user.enrollment).ok_or(TokenRefused::Chance)
     }
 
-    /// A node has a certificate for another key.
-    pub(crate) async fn rekey(&self, node: &NodeId, key: &str) -> Result<(), AskError> {
+    /// A node that presented `key` gets a certificate for another one.
+    pub(crate) async fn rekey(&self, node: &NodeId, key: &str, successor: &str) -> Result<(), AskError> {
         let _one = self.changing.lock().await;
         let member = self.known.read().members.get(node).cloned();
         let Some(member) = member else { return Ok(()) }; // it was removed meanwhile, and its next call is refused
-        self.add(vec![Document::Member(MemberRecord { key: key.to_owned(), ..member })]).await
+        let (key, successor) = (key.to_owned(), Some(successor.to_owned()));
+        self.add(vec![Document::Member(MemberRecord { key, successor, ..member })]).await
     }
 
     /// Issues a token of a controller whose authority has this fingerprint; the record gets the hash of its secret.
@@ -278,12 +282,23 @@ impl Registry {
     }
 
     /// From now on no certificate of the node is valid; false if it has none.
-    pub(crate) async fn remove_node(&self, node: &NodeId) -> Result<bool, AskError> {
+    pub(crate) async fn remove_node(&self, node: &NodeId, now: Timestamp) -> Result<bool, AskError> {
         let _one = self.changing.lock().await;
         let member = self.known.read().members.get(node).cloned();
         let Some(member) = member else { return Ok(false) };
-        self.withdraw(vec![Document::Member(member)]).await?;
+        let removed = RemovedRecord { node: node.clone(), enrollment: member.enrollment.clone(), at: now };
+        let over = |removed: &&RemovedRecord| removed.at + SHOWN_FOR < now;
+        let old: Vec<RemovedRecord> = self.known.read().removed.values().filter(over).cloned().collect();
+        self.withdraw(
+            [Document::Member(member)].into_iter().chain(old.into_iter().map(Document::Removed)).collect(),
+        )
+        .await?;
+        self.add(vec![Document::Removed(removed)]).await?;
         Ok(true)
+    }
+
+    fn was_removed(&self, enrollment: &str) -> bool {
+        self.known.read().removed.contains_key(enrollment)
     }
 
     fn find(&self, secret: &str, now: Timestamp) -> Result<TokenRecord, TokenRefused> {
@@ -318,11 +333,13 @@ impl Registry {
                     Document::Member(member) => drop(known.members.remove(&member.node)),
                     Document::User(user) => drop(known.users.remove(&user.name)),
                     Document::Token(token) => drop(known.tokens.remove(&token.hash)),
+                    Document::Removed(removed) => drop(known.removed.remove(&removed.enrollment)),
                     Document::Node(_)
                     | Document::Settled(_)
                     | Document::Pool(_)
                     | Document::Machine(_)
-                    | Document::Asset(_) => {}
+                    | Document::Asset(_)
+                    | Document::Life(_) => {}
                 }
             }
         }

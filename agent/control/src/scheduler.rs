@@ -206,6 +206,8 @@ pub(crate) struct Room {
     /// What it has of what jobs need.
     pub(crate) kept: Arc<NodeCache>,
     pub(crate) taken: Vec<Taken>,
+    /// Jobs of these names are not placed here, because something of the name is here already.
+    pub(crate) barred: BTreeSet<JobId>,
 }
 
 impl Room {
@@ -315,14 +317,17 @@ pub(crate) fn place(
         } else if no_room {
             wait(None);
         } else if let Some(chosen) = choose(job, &nodes, |i| {
-            candidates.binary_search(&i).is_ok() && promises.leave_room(i, &nodes[i], job)
+            let free = candidates.binary_search(&i).is_ok() && !nodes[i].barred.contains(&job.job);
+            free && promises.leave_room(i, &nodes[i], job)
         }) {
             chosen.iter().for_each(|i| nodes[*i].taken.push(Taken::of(job)));
             ledger.count(job);
             let named = chosen.into_iter().map(|i| nodes[i].node.clone()).collect();
             decided.placed.push((job.job.clone(), named));
         } else {
-            full.insert(need(job));
+            if nodes.iter().all(|node| !node.barred.contains(&job.job)) {
+                full.insert(need(job));
+            }
             wait(promises.give(job, &candidates, &nodes));
         }
     }

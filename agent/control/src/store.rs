@@ -13,6 +13,7 @@
 
 mod arrays;
 mod ballast;
+mod members;
 mod opening;
 mod pools;
 mod redo;
@@ -30,15 +31,17 @@ use agent_model::job::{JobSpec, LeftOutputs, Predecessor};
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
 use agent_model::protocol::gang::{Ready, Roster};
+use agent_model::protocol::grant::PlacedAt;
 use agent_model::words::count;
 use agent_model::{
     Boot, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, PoolName, Principal, ReplicaId,
-    ReplicaStep, Role, Timestamp, UserName,
+    ReplicaStep, Timestamp,
 };
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use arrays::ArrayRecord;
+pub(crate) use members::{MemberRecord, RemovedRecord, TokenRecord, UserRecord};
 pub use opening::OpenStoreError;
 pub(crate) use opening::Recovery;
 pub(crate) use pools::{MachineRecord, MachineStep, PoolRecord, SeenMachine};
@@ -58,9 +61,9 @@ pub(crate) struct JobRecord {
     pub(crate) seq: u64,
     /// The client's identifier of the submission; unique.
     pub(crate) request: String,
-    /// Who submitted it; `None` for one that was taken over from a node, or is older than this field.
-    #[serde(default)]
-    pub(crate) owner: Option<Principal>,
+    /// Who submitted it, in a record of a release whose spec did not say so.
+    #[serde(default, rename = "owner", skip_serializing_if = "Option::is_none")]
+    pub(crate) owner_before: Option<Principal>,
     pub(crate) spec: JobSpec,
     pub(crate) state: JobState,
     /// The latest assignment; 0 before the first.
@@ -127,7 +130,7 @@ impl JobRecord {
             id,
             seq: 0,
             request,
-            owner: None,
+            owner_before: None,
             spec,
             state: JobState::Queued,
             epoch: Epoch::default(),
@@ -155,7 +158,8 @@ impl JobRecord {
 
     /// What is kept of an ended job when it is removed.
     pub(crate) fn removed(self, now: Timestamp) -> JobRecord {
-        let spec = JobDraft { command: ":".to_owned(), ..JobDraft::default() }.validate();
+        let owner = self.owner().cloned();
+        let spec = JobDraft { command: ":".to_owned(), owner, ..JobDraft::default() }.validate();
         JobRecord {
             spec: spec.unwrap_or(self.spec), // never fails: the draft is valid
             outcome: None,
@@ -168,6 +172,11 @@ impl JobRecord {
             removed_at: Some(now),
             ..self
         }
+    }
+
+    /// Who submitted it; `None` where that is not on record.
+    pub(crate) fn owner(&self) -> Option<&Principal> {
+        self.spec.owner.as_ref().or(self.owner_before.as_ref())
     }
 
     /// It is not shown any more.
@@ -226,6 +235,12 @@ pub(crate) struct ReplicaRecord {
     /// Its node ends it because the machine will be taken away, whatever becomes of that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) preempted: bool,
+    /// When it was placed, for the grant that its node gets; `None` where a release before grants placed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) placed: Option<PlacedAt>,
+    /// It was taken over from what its node showed: it gets no secrets.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) adopted: bool,
 }
 
 impl ReplicaRecord {
@@ -241,6 +256,8 @@ impl ReplicaRecord {
             end: None,
             ready: None,
             preempted: false,
+            placed: None,
+            adopted: false,
         }
     }
 }
@@ -308,56 +325,19 @@ pub(crate) struct SettledRecord {
     pub(crate) node: NodeId,
 }
 
-/// A machine that was made a node; its certificates contain the enrollment.
+/// What the database has of one life of the controller: see `queue::book::lives`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct MemberRecord {
-    pub(crate) node: NodeId,
-    pub(crate) enrollment: String,
-    /// The key it has a certificate for, as a digest.
-    pub(crate) key: String,
-    #[serde(default)]
-    pub(crate) labels: BTreeMap<String, String>,
-    /// Whose jobs it may bring, until its first report: names of its own users, and the users here who own them.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) jobs_of: BTreeMap<String, UserName>,
-    pub(crate) joined_at: Timestamp,
+pub(crate) struct LifeRecord {
+    pub(crate) life: String,
+    /// The number of its last commit that placed something.
+    pub(crate) commit: u64,
+    /// No attempt that begins from now on has a number up to this one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) floor: u64,
 }
 
-/// A user from another machine, whose certificates contain the enrollment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct UserRecord {
-    pub(crate) name: UserName,
-    pub(crate) role: Role,
-    pub(crate) enrollment: String,
-    pub(crate) added_at: Timestamp,
-}
-
-/// A token that was issued, by the hash of its secret.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TokenRecord {
-    pub(crate) hash: String,
-    /// The user whose code it is; a token without one admits nodes.
-    #[serde(default)]
-    pub(crate) user: Option<UserName>,
-    #[serde(default)]
-    pub(crate) labels: BTreeMap<String, String>,
-    /// The only node that it admits; any, if it names none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) node: Option<NodeId>,
-    /// Whose jobs a machine may bring that joins with it.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) jobs_of: BTreeMap<String, UserName>,
-    pub(crate) uses_left: u32,
-    pub(crate) until: Timestamp,
-    /// Who made it.
-    pub(crate) by: String,
-}
-
-impl TokenRecord {
-    /// Its name in lists, which cannot be used as the token.
-    pub(crate) fn id(&self) -> &str {
-        self.hash.get(..12).unwrap_or(&self.hash)
-    }
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A record that is stored whole under its name and read whole at the start.
@@ -372,6 +352,8 @@ pub(crate) enum Document {
     Pool(PoolRecord),
     Machine(MachineRecord),
     Asset(Box<Asset>),
+    Life(LifeRecord),
+    Removed(RemovedRecord),
 }
 
 impl Document {
@@ -386,6 +368,8 @@ impl Document {
             Document::Pool(pool) => Document::name_of_pool(&pool.name),
             Document::Machine(machine) => Document::name_of_machine(&machine.name),
             Document::Asset(asset) => Document::name_of_asset(asset),
+            Document::Life(life) => format!("life/{}", life.life),
+            Document::Removed(removed) => format!("removed/{}", removed.enrollment),
         }
     }
 
@@ -435,6 +419,17 @@ pub(crate) struct Changes {
     pub(crate) dropped: Vec<String>,
 }
 
+/// What of earlier decisions a database may lack.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Missing {
+    #[default]
+    Nothing,
+    /// Those after some moment: it is an older one.
+    Later,
+    /// Any: rows of a damaged one could not be read.
+    Any,
+}
+
 /// What a controller loads at its start.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
@@ -445,6 +440,8 @@ pub(crate) struct Loaded {
     pub(crate) last_seq: u64,
     /// The database was rebuilt, or is older than the last decisions: the nodes may know more than it.
     pub(crate) mended: bool,
+    /// What it may lack.
+    pub(crate) missing: Missing,
 }
 
 impl Loaded {

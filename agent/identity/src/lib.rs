@@ -2,7 +2,8 @@
 //!
 //! Owns the controller's authority ([`Authority`]), the key and certificates of a node or a user ([`Credentials`]),
 //! the tokens that admit them ([`Token`]), both ends of a TLS connection ([`ServerTls`], [`Dialer`], and [`PeerTls`]
-//! between nodes), and connections through a proxy. Hides X.509, rustls and base64.
+//! between nodes), connections through a proxy, and the keys of the proofs that orders carry ([`GrantKeys`]). Hides
+//! X.509, rustls and base64.
 //!
 //! Invariants: TLS 1.3 only; there is no trust on first use: a token contains the fingerprint of the authority, and
 //! after that the authority's certificate is on this disk; the authority decides the name in a certificate, never the
@@ -12,6 +13,7 @@ mod authority;
 mod contexts;
 mod credentials;
 mod dial;
+mod grants;
 mod peers;
 mod proxy;
 mod tls;
@@ -21,6 +23,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use agent_model::{NodeId, Principal, Timestamp, UserName};
+use sha2::{Digest as _, Sha256};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -28,6 +31,7 @@ pub use authority::{Authority, AuthorityError, IssueError, SigningRequest};
 pub use contexts::Contexts;
 pub use credentials::{Credentials, KeyError, PrivateKey, ShownIdentity};
 pub use dial::{DialError, Dialer, Trust};
+pub use grants::{GrantKeys, GrantKeysError, GrantRefused};
 pub use peers::PeerTls;
 pub use proxy::Proxy;
 pub use tls::{Presented, ServerStream, ServerTls, TlsError};
@@ -96,6 +100,8 @@ pub struct Certified {
     pub from: Timestamp,
     /// Until when it is valid.
     pub until: Timestamp,
+    /// The digest of its key, as [`SigningRequest::key`] gives it.
+    pub key: String,
 }
 
 impl Certified {
@@ -105,7 +111,8 @@ impl Certified {
         let (_, certificate) = X509Certificate::from_der(der).map_err(|_| SubjectError)?;
         let names = certificate.subject_alternative_name().ok().flatten().ok_or(SubjectError)?;
         let [GeneralName::URI(uri)] = names.value.general_names[..] else { return Err(SubjectError) };
-        Ok(Certified { subject: uri.parse()?, from, until })
+        let key = agent_model::ids::hex(&Sha256::digest(&certificate.public_key().subject_public_key.data));
+        Ok(Certified { subject: uri.parse()?, from, until, key })
     }
 
     /// When it should be replaced: after two thirds of its lifetime.

@@ -8,11 +8,13 @@
 //! |---|---|
 //! | [`orders`] | which orders count, and what they change |
 //! | [`gang`] | when the ranks of a gang start |
+//! | [`grant`] | what proves to a controller that it gave a replica to a node |
 //! | [`peers`] | what a node tells of another one that should have sent it blobs |
 //! | [`start`] | what a job directory means after a restart, and whether a lease lets a command start |
 //! | [`log`] | what part of an upload is new, and what to send next |
 
 pub mod gang;
+pub mod grant;
 pub mod log;
 pub mod orders;
 pub mod peers;

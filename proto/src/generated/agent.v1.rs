@@ -13,23 +13,12 @@ pub struct JoinRequest {
     /// The clock of whoever asks.
     #[prost(uint64, tag = "4")]
     pub clock_ms: u64,
-    /// The jobs of its own that it wants to bring. Refused as a whole unless the token takes all of them and the
-    /// controller can.
+    /// Jobs of its own that a machine of an earlier release wants to bring. Refused if there are any.
     #[prost(message, repeated, tag = "5")]
     pub jobs: ::prost::alloc::vec::Vec<MovingJob>,
 }
-/// A job of a machine's own controller, as far as it decides whether the machine may bring it.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct MovingJob {
-    #[prost(string, tag = "1")]
-    pub job: ::prost::alloc::string::String,
-    /// Whose it is there: the name of a user of that machine.
-    #[prost(string, tag = "2")]
-    pub owner: ::prost::alloc::string::String,
-    /// The secrets that it reads.
-    #[prost(string, repeated, tag = "3")]
-    pub secrets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MovingJob {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoginRequest {
     #[prost(string, tag = "1")]
@@ -66,12 +55,6 @@ pub struct CreateTokenRequest {
     /// For how long, in seconds; 0 is an hour.
     #[prost(uint64, tag = "3")]
     pub seconds: u64,
-    /// Whose jobs a machine may bring: a name of a user there, and the user of this controller that owns them here.
-    #[prost(map = "string, string", tag = "4")]
-    pub jobs_of: ::std::collections::HashMap<
-        ::prost::alloc::string::String,
-        ::prost::alloc::string::String,
-    >,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateTokenResponse {
@@ -116,11 +99,6 @@ pub struct TokenInfo {
     /// Whose code it is.
     #[prost(string, tag = "7")]
     pub user: ::prost::alloc::string::String,
-    #[prost(map = "string, string", tag = "8")]
-    pub jobs_of: ::std::collections::HashMap<
-        ::prost::alloc::string::String,
-        ::prost::alloc::string::String,
-    >,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RevokeTokenRequest {
@@ -3690,6 +3668,19 @@ pub mod jobs_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JudgeReplicaRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// `job.epoch.rank`
+    #[prost(string, tag = "2")]
+    pub replica: ::prost::alloc::string::String,
+    /// Otherwise the node ends it.
+    #[prost(bool, tag = "3")]
+    pub adopt: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JudgeReplicaResponse {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTunnelKeyRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4336,6 +4327,32 @@ pub mod nodes_client {
                 .insert(GrpcMethod::new("agent.v1.Nodes", "DeclareLost"));
             self.inner.unary(req, path, codec).await
         }
+        /// Decides about a replica that a node holds and cannot prove that it was given: adopts it as if it were proved, or has
+        /// the node end it and keep its directory for a while. Refused for any other replica.
+        pub async fn judge_replica(
+            &mut self,
+            request: impl tonic::IntoRequest<super::JudgeReplicaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::JudgeReplicaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/JudgeReplica",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Nodes", "JudgeReplica"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Removes an environment from a node, or says whether it may be removed to make room. Answered when the node
         /// has done it; refused for one that jobs use.
         pub async fn manage_environment(
@@ -4558,6 +4575,15 @@ pub mod nodes_server {
             request: tonic::Request<super::DeclareLostRequest>,
         ) -> std::result::Result<
             tonic::Response<super::DeclareLostResponse>,
+            tonic::Status,
+        >;
+        /// Decides about a replica that a node holds and cannot prove that it was given: adopts it as if it were proved, or has
+        /// the node end it and keep its directory for a while. Refused for any other replica.
+        async fn judge_replica(
+            &self,
+            request: tonic::Request<super::JudgeReplicaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::JudgeReplicaResponse>,
             tonic::Status,
         >;
         /// Removes an environment from a node, or says whether it may be removed to make room. Answered when the node
@@ -4910,6 +4936,51 @@ pub mod nodes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DeclareLostSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/JudgeReplica" => {
+                    #[allow(non_camel_case_types)]
+                    struct JudgeReplicaSvc<T: Nodes>(pub Arc<T>);
+                    impl<
+                        T: Nodes,
+                    > tonic::server::UnaryService<super::JudgeReplicaRequest>
+                    for JudgeReplicaSvc<T> {
+                        type Response = super::JudgeReplicaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::JudgeReplicaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::judge_replica(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = JudgeReplicaSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -6375,25 +6446,6 @@ pub mod telemetry_server {
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct MoveJobsRequest {
-    #[prost(string, tag = "1")]
-    pub node: ::prost::alloc::string::String,
-    /// All are taken, or none.
-    #[prost(message, repeated, tag = "2")]
-    pub jobs: ::prost::alloc::vec::Vec<MovedJob>,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct MovedJob {
-    /// Whose it was: the name of a user of that machine.
-    #[prost(string, tag = "1")]
-    pub owner: ::prost::alloc::string::String,
-    /// Its record there, as JSON.
-    #[prost(bytes = "vec", tag = "2")]
-    pub record: ::prost::alloc::vec::Vec<u8>,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct MoveJobsResponse {}
-#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeReport {
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
@@ -6454,7 +6506,7 @@ pub struct HeldReplica {
     /// renewed for nothing less.
     #[prost(bool, tag = "5")]
     pub alive: bool,
-    /// What was ordered, while the controller asks for it.
+    /// What was ordered, while the controller asks for it. From nodes of the release before, and for controllers of it.
     #[prost(message, optional, tag = "6")]
     pub spec: ::core::option::Option<JobSpec>,
     /// Of a rank of a gang, from when it could start.
@@ -6464,6 +6516,11 @@ pub struct HeldReplica {
     /// processes is left.
     #[prost(bool, tag = "8")]
     pub preempted: bool,
+    /// While the controller asks: the document of the order, and its grant. Absent where none came with the order.
+    #[prost(string, tag = "9")]
+    pub document: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "10")]
+    pub grant: ::core::option::Option<Grant>,
 }
 /// A rank of a gang that could start, or has.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -6583,6 +6640,7 @@ pub mod order {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunOrder {
+    /// For nodes of the release before, which look at no document.
     #[prost(message, optional, tag = "1")]
     pub spec: ::core::option::Option<JobSpec>,
     /// Until when the node may run it unless it hears a later time, in milliseconds of the node's boot time;
@@ -6592,6 +6650,27 @@ pub struct RunOrder {
     /// Of a rank of a gang; absent before all are ready.
     #[prost(message, optional, tag = "3")]
     pub gang: ::core::option::Option<GangOrder>,
+    /// What to run, as JSON. The node keeps these bytes.
+    #[prost(string, tag = "4")]
+    pub document: ::prost::alloc::string::String,
+    /// That exactly this was given to this node. The node keeps it; a later order may bring another one.
+    #[prost(message, optional, tag = "5")]
+    pub grant: ::core::option::Option<Grant>,
+}
+/// What a node shows to a controller that does not know what it runs.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Grant {
+    /// The name of the key.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// The life of the controller that placed the replica, and the number of the commit in it.
+    #[prost(string, tag = "2")]
+    pub life: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub commit: u64,
+    /// The code, in hexadecimal.
+    #[prost(string, tag = "4")]
+    pub mac: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StopOrder {
@@ -6949,29 +7028,6 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("agent.v1.Worker", "ServeSession"));
             self.inner.streaming(req, path, codec).await
         }
-        /// Takes over jobs of the node's own controller, whose blobs and logs were sent before. Only for a machine that joined
-        /// with a token for it, until its first report. Repeating it changes nothing.
-        pub async fn move_jobs(
-            &mut self,
-            request: impl tonic::IntoRequest<super::MoveJobsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::MoveJobsResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/agent.v1.Worker/MoveJobs");
-            let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Worker", "MoveJobs"));
-            self.inner.unary(req, path, codec).await
-        }
     }
 }
 /// Generated server implementations.
@@ -7052,15 +7108,6 @@ pub mod worker_server {
             request: tonic::Request<tonic::Streaming<super::SessionOutput>>,
         ) -> std::result::Result<
             tonic::Response<Self::ServeSessionStream>,
-            tonic::Status,
-        >;
-        /// Takes over jobs of the node's own controller, whose blobs and logs were sent before. Only for a machine that joined
-        /// with a token for it, until its first report. Repeating it changes nothing.
-        async fn move_jobs(
-            &self,
-            request: tonic::Request<super::MoveJobsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::MoveJobsResponse>,
             tonic::Status,
         >;
     }
@@ -7449,49 +7496,6 @@ pub mod worker_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/agent.v1.Worker/MoveJobs" => {
-                    #[allow(non_camel_case_types)]
-                    struct MoveJobsSvc<T: Worker>(pub Arc<T>);
-                    impl<T: Worker> tonic::server::UnaryService<super::MoveJobsRequest>
-                    for MoveJobsSvc<T> {
-                        type Response = super::MoveJobsResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::MoveJobsRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as Worker>::move_jobs(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = MoveJobsSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

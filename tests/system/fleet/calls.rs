@@ -46,7 +46,7 @@ fn made(authority: &Authority, subject: &Subject, now: Timestamp, life: Duration
 }
 
 /// A connection that shows what it holds; the controller is trusted whoever it is.
-fn channel(site: &Site, ours: &Authority, held: Option<&Credentials>) -> Channel {
+pub(super) fn channel(site: &Site, ours: &Authority, held: Option<&Credentials>) -> Channel {
     let held = held.map(|held| ShownIdentity::new(held).unwrap());
     let trust = Trust::Authority(ours.certificate().to_vec());
     let to = ("127.0.0.1", site.port);
@@ -72,17 +72,6 @@ fn call(channel: &Channel, path: &str, job: &str) -> Result<(), Status> {
         let limited = tokio::time::timeout(Duration::from_secs(30), call).await;
         limited.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")))
     })
-}
-
-/// What a node of this identity is told that brings a job.
-pub(super) fn bring(site: &Site, identity: &Path, node: &str) -> Status {
-    let place = site.controller.state().join("controller/authority.json");
-    let authority = Authority::open(&place, SystemClock.now()).unwrap();
-    let held = Credentials::read(identity).unwrap().unwrap();
-    let mut worker = v1::worker_client::WorkerClient::new(channel(site, &authority, Some(&held)));
-    let job = v1::MovedJob { owner: "root".into(), record: b"{}".to_vec() };
-    let request = v1::MoveJobsRequest { node: node.into(), jobs: vec![job] };
-    runtime().block_on(worker.move_jobs(request)).unwrap_err()
 }
 
 /// The controller said no, or did not even shake hands.
@@ -159,9 +148,7 @@ fn try_members(site: &Site, authority: &Authority, held: &[Credentials; 3], job:
         }
         tried += 3;
     }
-    for name in
-        ["ReportOutcome", "ReportOutputs", "ReadSecrets", "FindPeer", "AdmitPeer", "ServeSession", "MoveJobs"]
-    {
+    for name in ["ReportOutcome", "ReportOutputs", "ReadSecrets", "FindPeer", "AdmitPeer", "ServeSession"] {
         let as_another = call(&node, &format!("/agent.v1.Worker/{name}"), "n1");
         assert!(denied(&as_another), "{name} by a node that speaks for another: {as_another:?}");
         tried += 1;

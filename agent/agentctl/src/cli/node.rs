@@ -58,6 +58,18 @@ pub(crate) struct DrainArgs {
     pub(crate) timeout: Option<u64>,
 }
 
+/// A replica that is not proved.
+#[derive(Debug, Args)]
+pub(crate) struct UnprovedArgs {
+    /// The machine.
+    pub(crate) node: String,
+    /// What it runs: JOB.ATTEMPT.RANK.
+    pub(crate) replica: String,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeVerb {
     /// Take a silent machine for gone: its jobs end, or start anew elsewhere.
@@ -83,6 +95,13 @@ pub(crate) enum NodeVerb {
         #[arg(long)]
         json: bool,
     },
+    /// Take over what a machine runs and cannot prove that it was given, as if it were proved. It gets no secrets.
+    #[command(after_help = "`agentctl status` names what there is. Its owner, code and command are as the \
+                            machine tells them: adopt only what you know.")]
+    Adopt(UnprovedArgs),
+    /// End what a machine runs and cannot prove that it was given; the machine keeps its files for a week.
+    #[command(after_help = "`agentctl status` names what there is.")]
+    End(UnprovedArgs),
     /// Store the outputs of a job that ended without (OUT-101), from what its machine keeps of it.
     #[command(
         after_help = "A machine keeps them for a week. How the job ended stays as it is; its outputs can be \

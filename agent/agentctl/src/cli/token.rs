@@ -7,29 +7,15 @@ use clap::Subcommand;
 use super::lasting;
 use super::submit::pair;
 
-/// `root=ada`, or `ada` for `ada=ada`.
-fn owner(text: &str) -> Result<(String, String), String> {
-    let (there, here) = text.split_once('=').unwrap_or((text, text));
-    match there.is_empty() || here.is_empty() {
-        true => Err("it is NAME=USER, or one name that is the same in both places".to_owned()),
-        false => Ok((there.to_owned(), here.to_owned())),
-    }
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenVerb {
     /// Make one, and print the line to run on the machine that is to join.
     #[command(after_help = "Examples:\n  agentctl token create --uses 8 --for 30m --label rack=7\n  \
-                            agentctl token create --jobs-of root=ada\n  \
                             agentctl token create --cloud-init https://packages.lab/agentd.deb >user-data")]
     Create {
         /// What machines that join with it are known by.
         #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
         label: Vec<(String, String)>,
-        /// Take the jobs of a machine that joins with it, as far as they are of this user there. Here USER owns them,
-        /// or the user of the same name.
-        #[arg(long, value_name = "NAME[=USER]", value_parser = owner)]
-        jobs_of: Vec<(String, String)>,
         /// How many machines may join with it.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         uses: u32,

@@ -177,8 +177,7 @@ struct Registrar {
 
 impl Registrar {
     async fn token(&self, labels: HashMap<String, String>) -> Result<v1::CreateTokenResponse, Fault> {
-        let request =
-            v1::CreateTokenRequest { labels, uses: 1, seconds: TOKEN_SECONDS, ..Default::default() };
+        let request = v1::CreateTokenRequest { labels, uses: 1, seconds: TOKEN_SECONDS };
         answer(self.client.identity().create_token(request)).await.map_err(told)
     }
 

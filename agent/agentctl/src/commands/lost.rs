@@ -1,6 +1,7 @@
-//! `node lost`: an operator declares that a silent machine is gone for good.
+//! `node lost`, `adopt` and `end`: what only a person can know about a machine.
 //!
-//! It is the only command that can make a job run twice, so it warns and asks for confirmation.
+//! That a silent one is gone for good is the only statement that can make a job run twice, so it warns and asks for
+//! confirmation.
 
 use std::io::{BufRead, IsTerminal};
 
@@ -9,6 +10,7 @@ use agent_proto::v1;
 use serde_json::json;
 
 use super::view::NodeView;
+use crate::cli::UnprovedArgs;
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
@@ -39,6 +41,28 @@ pub(super) async fn lost(
     if !jobs.is_empty() {
         output.note("jobs that may be tried again wait for another machine; the others have failed");
     }
+    Ok(())
+}
+
+/// Decides about something that a machine cannot prove that it was given.
+pub(super) async fn judge(
+    args: &UnprovedArgs,
+    adopt: bool,
+    to: Option<&Target>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
+    let UnprovedArgs { node, replica, json } = args;
+    let request = v1::JudgeReplicaRequest { node: node.clone(), replica: replica.clone(), adopt };
+    answer(client.nodes().judge_replica(request)).await?;
+    if *json {
+        return output.json(&json!({ "node": node, "replica": replica, "adopted": adopt }));
+    }
+    let job = replica.split_once('.').map_or(replica.as_str(), |(job, _)| job);
+    output.note(&match adopt {
+        true => format!("{replica} is adopted from {node}; see it with: agentctl show {job}"),
+        false => format!("{node} ends {replica}, and keeps its files for a week"),
+    });
     Ok(())
 }
 

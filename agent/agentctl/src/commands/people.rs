@@ -19,13 +19,11 @@ use crate::output::{Output, Paper};
 pub(super) async fn token(verb: TokenVerb, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     match verb {
-        TokenVerb::Create { label, jobs_of, uses, lasts, cloud_init, json } => {
+        TokenVerb::Create { label, uses, lasts, cloud_init, json } => {
             let package = cloud_init.map(|package| Package::parse(&package)).transpose();
             let package = package.map_err(|error| Failure::refused(error.to_string(), error.fix))?;
             let labels: HashMap<String, String> = label.into_iter().collect();
-            let join = if jobs_of.is_empty() { "join" } else { "join --move-jobs" };
-            let jobs_of = jobs_of.into_iter().collect();
-            let request = v1::CreateTokenRequest { labels, uses, seconds: lasts.as_secs(), jobs_of };
+            let request = v1::CreateTokenRequest { labels, uses, seconds: lasts.as_secs() };
             let made = answer(client.identity().create_token(request)).await?;
             if json {
                 return output.json(&made_json(&made));
@@ -42,10 +40,8 @@ pub(super) async fn token(verb: TokenVerb, to: Option<&Target>, output: &mut Out
                     let joining = Joining { controller, token, name: None, slots: None };
                     output.print(&joining::cloud_init(&joining, &package))
                 }
-                None => output.print(&format!(
-                    "sudo agentd {join} {} --token-file - <<< {}\n",
-                    made.address, made.token
-                )),
+                None => output
+                    .print(&format!("sudo agentd join {} --token-file - <<< {}\n", made.address, made.token)),
             }
         }
         TokenVerb::List { json } => {
@@ -81,7 +77,6 @@ fn token_json(token: &v1::TokenInfo) -> serde_json::Value {
         "by": token.by,
         "labels": token.labels,
         "user": token.user,
-        "jobs_of": token.jobs_of,
     })
 }
 
@@ -97,7 +92,6 @@ fn tokens_table(tokens: &[v1::TokenInfo], now: Timestamp, paper: Paper) -> Strin
             token.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         labels.sort();
         let whose = match token.user.as_str() {
-            "" if !token.jobs_of.is_empty() => "a machine with its jobs".to_owned(),
             "" => "a machine".to_owned(),
             user => format!("user {user}"),
         };
@@ -189,7 +183,6 @@ mod tests {
             uses_left,
             until_ms,
             by: "ada".into(),
-            jobs_of: HashMap::new(),
             labels: if user.is_empty() { [("rack".into(), "7".into())].into() } else { HashMap::new() },
             user: user.into(),
         };

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use agent_cas::digest_of;
+use agent_model::protocol::grant::Given;
 use agent_model::{Boot, Digest, JobSpec, Outcome, Preemption, ReplicaId, ReplicaStep, Timestamp, failpoint};
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,9 @@ pub(crate) struct Record {
     pub(crate) replica: ReplicaId,
     /// What it runs.
     pub(crate) spec: JobSpec,
+    /// The same as the controller wrote it, with its proof; `None` from a controller of a release before grants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) given: Option<Given>,
     /// The boot in which it was accepted; after another boot none of its processes is left.
     pub(crate) boot_id: String,
     /// The secret of its tracking endpoint.
@@ -75,6 +79,7 @@ impl Record {
         Record {
             replica,
             spec,
+            given: None,
             boot_id: boot_id.to_owned(),
             token,
             step: ReplicaStep::Accepted,

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use agent_model::job::Limits;
 use agent_model::node::{Inventory, Load};
+use agent_model::protocol::grant::Given;
 use agent_model::protocol::orders::{Action, Desired, EnvironmentWant, OrderFence, Stamps, Wanted, decide};
 use agent_model::{Boot, Code, Fault, JobSpec, ReplicaId, ReplicaStep, Timestamp, causes, failpoint, ids};
 use agent_proto::v1::worker_client::WorkerClient;
@@ -39,7 +40,7 @@ use super::backoff::Backoff;
 use super::environments::Wish;
 use super::journal::Record;
 use super::report::OutputsWanted;
-use super::runner::{ReplicaView, Runner};
+use super::runner::{Orders, ReplicaView, Runner};
 use super::standing::{FailedReplica, NodeStanding, StandingReplica};
 use super::{Worker, late, recover};
 use crate::notify::Pulse;
@@ -48,6 +49,8 @@ use crate::supervisor::{Supervisor, TaskKind};
 /// A replica and the channels to its runner.
 struct HeldReplica {
     desired: watch::Sender<Desired>,
+    /// What the controller proves to have given.
+    given: watch::Sender<Option<Given>>,
     spec: JobSpec,
     /// Since when it is here.
     since: Timestamp,
@@ -272,8 +275,18 @@ impl Reconciler {
     fn report(&mut self, whole: bool) -> v1::NodeReport {
         let load = self.load();
         let held = self.held.iter().filter_map(|(replica, held)| {
-            let spec = self.asked.contains(replica).then(|| held.spec.clone().into());
-            Some(v1::HeldReplica { spec, ..to_wire(replica, &held.view.borrow(), !held.dead)? })
+            let wire = to_wire(replica, &held.view.borrow(), !held.dead)?;
+            if !self.asked.contains(replica) {
+                return Some(wire);
+            }
+            let (document, grant) =
+                held.given.borrow().clone().map(|given| (given.document, given.grant)).unzip();
+            Some(v1::HeldReplica {
+                spec: Some(held.spec.clone().into()),
+                document: document.unwrap_or_default(),
+                grant: grant.map(Into::into),
+                ..wire
+            })
         });
         let obeyed = self.order_fence.obeyed();
         v1::NodeReport {
@@ -329,12 +342,15 @@ impl Reconciler {
                 self.save(replica, wanted);
             }
         }
+        let mut given = self.keep_given(&orders);
         let orders = orders.orders.into_iter().filter_map(understand).collect();
         for action in decide(orders, &self.held.keys().cloned().collect()) {
             match action {
                 Action::Start(replica, spec, until, gang) => {
                     info!(%replica, "accepted replica");
+                    let given = given.remove(&replica);
                     let record = Record::accepted(replica, spec, &self.worker.boot_id, random_text());
+                    let record = Record { given, ..record };
                     self.start(record, None, Desired::Run { until, gang });
                 }
                 Action::Tell(replica, desired) => {
@@ -352,6 +368,17 @@ impl Reconciler {
                 }
             }
         }
+    }
+
+    /// Passes what the orders prove on to the runners there are; returns that of other replicas.
+    fn keep_given(&self, orders: &v1::NodeOrders) -> BTreeMap<ReplicaId, Given> {
+        let mut given: BTreeMap<ReplicaId, Given> = orders.orders.iter().filter_map(given_by).collect();
+        for (replica, held) in &self.held {
+            if let Some(given) = given.remove(replica) {
+                held.given.send_if_modified(|known| known.replace(given.clone()).as_ref() != Some(&given));
+            }
+        }
+        given
     }
 
     /// Stores the outputs of a replica, unless that is in progress.
@@ -413,13 +440,15 @@ impl Reconciler {
         };
         let (desired, wanted) = watch::channel(desired);
         let (publish, view) = watch::channel(view);
-        let runner = Runner::new(self.worker.clone(), record, wanted, publish, self.changed.clone());
+        let (given, proof) = watch::channel(record.given.clone());
+        let orders = Orders { desired: wanted, given: proof };
+        let runner = Runner::new(self.worker.clone(), record, orders, publish, self.changed.clone());
         let wake = WakeOnDrop(self.changed.clone());
         self.supervisor.spawn_infallible(TaskKind::Runner, &replica.to_string(), async move {
             runner.live().await;
             drop(wake);
         });
-        self.held.insert(replica, HeldReplica { desired, spec, since, view, dead: false });
+        self.held.insert(replica, HeldReplica { desired, given, spec, since, view, dead: false });
         self.publish();
     }
 
@@ -512,9 +541,9 @@ fn to_wire(replica: &ReplicaId, view: &ReplicaView, has_runner: bool) -> Option<
         detail: view.detail.clone(),
         started_ms: view.started_at.map_or(0, |at| at.0),
         alive: view.alive && has_runner,
-        spec: None,
         ready: view.ready.clone().map(Into::into),
         preempted: view.preempted,
+        ..v1::HeldReplica::default()
     })
 }
 
@@ -528,6 +557,13 @@ fn asked(orders: &v1::NodeOrders) -> BTreeSet<ReplicaId> {
 fn wish(order: &v1::EnvironmentOrder) -> Option<Wish> {
     let want = EnvironmentWant::parse(&order.want)?;
     Some(Wish { key: order.key.clone(), want })
+}
+
+/// What an order gives, and the proof of it, if it brings one.
+fn given_by(order: &v1::Order) -> Option<(ReplicaId, Given)> {
+    let Some(v1::order::Desired::Run(run)) = &order.desired else { return None };
+    let given = Given { document: run.document.clone(), grant: run.grant.clone()?.into() };
+    Some((order.replica.parse().ok()?, given))
 }
 
 /// The meaning of an order; `None` when it does not even name a replica.
@@ -547,7 +583,7 @@ fn wanted(desired: Option<v1::order::Desired>) -> Result<Wanted, WireError> {
         Wire::Run(run) => {
             let until = (run.until_ms > 0).then(|| Boot::from_millis(run.until_ms));
             let gang = run.gang.map(TryInto::try_into).transpose()?;
-            Wanted::Run(run.spec.ok_or(WireError::Missing("run.spec"))?.try_into()?, until, gang)
+            Wanted::Run(ordered(&run.document, run.spec)?, until, gang)
         }
         Wire::Stop(stop) => {
             let grace = stop.grace.and_then(|grace| grace.try_into().ok()).unwrap_or(Limits::DEFAULT_GRACE);
@@ -556,6 +592,15 @@ fn wanted(desired: Option<v1::order::Desired>) -> Result<Wanted, WireError> {
         Wire::Forget(_) => Wanted::Other(Desired::Forget),
         Wire::Describe(_) => Wanted::Other(Desired::Run { until: None, gang: None }),
     })
+}
+
+/// The job of an order: its document, or the message of a controller of the release before.
+fn ordered(document: &str, message: Option<v1::JobSpec>) -> Result<JobSpec, WireError> {
+    if document.is_empty() {
+        return message.ok_or(WireError::Missing("run.spec"))?.try_into();
+    }
+    let odd = |error: serde_json::Error| WireError::Value { field: "run.document", value: error.to_string() };
+    serde_json::from_str(document).map_err(odd)
 }
 
 #[cfg(test)]
@@ -570,7 +615,7 @@ mod tests {
     fn test_order_of_a_stranger_release_changes_nothing() {
         let order = v1::Order {
             replica: "a.1.0".into(),
-            desired: Some(v1::order::Desired::Run(v1::RunOrder { spec: None, until_ms: 0, gang: None })),
+            desired: Some(v1::order::Desired::Run(v1::RunOrder::default())),
         };
         assert_eq!(understand(order), Some((id("a.1.0"), Wanted::Unclear)));
         assert_eq!(understand(v1::Order { replica: "a".into(), desired: None }), None);

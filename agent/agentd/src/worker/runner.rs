@@ -36,6 +36,7 @@ use std::sync::Arc;
 
 use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::gang::Ready;
+use agent_model::protocol::grant::Given;
 use agent_model::protocol::orders::Desired;
 use agent_model::{Fault, Outcome, Preemption, ReplicaStep, Timestamp};
 use agent_shim::{ExitRecord, JobDir};
@@ -71,6 +72,13 @@ pub(crate) struct ReplicaView {
     pub(crate) outcome: Option<Outcome>,
 }
 
+/// What the controller says about a replica, as it changes.
+pub(crate) struct Orders {
+    pub(crate) desired: watch::Receiver<Desired>,
+    /// What it proves to have given.
+    pub(crate) given: watch::Receiver<Option<Given>>,
+}
+
 /// Why the command does not run any more, or never will.
 enum End {
     /// Its supervisor wrote an exit record.
@@ -104,6 +112,7 @@ pub(crate) struct Runner {
     record: Record,
     dir: JobDir,
     desired: watch::Receiver<Desired>,
+    given: watch::Receiver<Option<Given>>,
     view: watch::Sender<ReplicaView>,
     changed: Arc<Notify>,
     shipping: Shipping,
@@ -132,7 +141,7 @@ impl Runner {
     pub(crate) fn new(
         worker: Arc<Worker>,
         record: Record,
-        desired: watch::Receiver<Desired>,
+        orders: Orders,
         view: watch::Sender<ReplicaView>,
         changed: Arc<Notify>,
     ) -> Runner {
@@ -151,7 +160,8 @@ impl Runner {
             worker,
             record,
             dir,
-            desired,
+            desired: orders.desired,
+            given: orders.given,
             view,
             changed,
             shipping,
@@ -202,8 +212,20 @@ impl Runner {
         self.note(detail).await
     }
 
+    /// Takes in what the controller proves to have given: another proof than before after an upgrade, or once its key
+    /// or the enrollment of this node is another one. True if it is another one.
+    fn take_given(&mut self) -> bool {
+        let given = self.given.borrow_and_update().clone();
+        let differs = given.is_some() && self.record.given != given;
+        if differs {
+            self.record.given = given;
+        }
+        differs
+    }
+
     /// Journals the state of the current step as soon as there is room, and publishes it.
     async fn note(&mut self, detail: &str) -> Step<()> {
+        self.take_given();
         let mut in_vain = 0;
         while let Err(error) = self.worker.journal.enter(&self.record).await {
             self.room_for(&error, &mut in_vain).await?;
@@ -216,6 +238,7 @@ impl Runner {
     /// in the directory.
     async fn enter_anyway(&mut self, event: ReplicaEvent, detail: &str) {
         self.advance(event);
+        self.take_given();
         let mut written = self.worker.journal.enter(&self.record).await;
         while written.as_ref().is_err_and(JournalError::is_full) && self.worker.disk.give_way() {
             written = self.worker.journal.enter(&self.record).await;

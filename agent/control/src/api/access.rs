@@ -13,7 +13,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use agent_identity::{Certified, Subject};
+use agent_identity::Certified;
 use agent_model::{Clock, Code, Fault, JobId, NodeId, Principal, Role};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -140,6 +140,7 @@ const NODES: &[(&str, Rule)] = &[
     ("SetEligibility", Rule::Operator),
     ("Preempt", Rule::Operator),
     ("DeclareLost", Rule::Operator),
+    ("JudgeReplica", Rule::Admin),
     ("ManageEnvironment", Rule::Operator),
     ("StoreOutputs", Rule::Owner),
     ("KeepAwake", Rule::User),
@@ -161,7 +162,6 @@ const WORKER: &[(&str, Rule)] = &[
     ("FindPeer", Rule::Node),
     ("AdmitPeer", Rule::Node),
     ("ServeSession", Rule::Node),
-    ("MoveJobs", Rule::Node),
 ];
 
 /// Each concerns only the caller's own secrets.
@@ -292,10 +292,10 @@ impl Caller {
         self.peer.from()
     }
 
-    /// The name in the caller's certificate, if there is one.
-    pub(super) fn subject(&self) -> Option<Subject> {
+    /// The caller's certificate, if there is one.
+    pub(super) fn certificate(&self) -> Option<Certified> {
         match &self.peer {
-            Peer::Certified { certificate, .. } => Some(certificate.subject.clone()),
+            Peer::Certified { certificate, .. } => Some(certificate.clone()),
             Peer::Local { .. } | Peer::Nobody { .. } => None,
         }
     }
@@ -306,7 +306,7 @@ impl Caller {
     }
 
     pub(super) fn owns(&self, job: &JobRecord) -> bool {
-        job.owner.as_ref() == Some(&self.who)
+        job.owner() == Some(&self.who)
     }
 
     pub(super) async fn is_operator(&self) -> bool {
@@ -482,7 +482,7 @@ impl Gate {
                 Fault::new(Code::Unidentified, format!("the certificate of {who} has ended")).fix(again)
             );
         }
-        if !self.registry.knows(&certificate.subject) {
+        if !self.registry.knows(certificate) {
             return Err(
                 Fault::new(Code::Unidentified, format!("{who} was removed from this controller")).fix(again)
             );
@@ -537,7 +537,7 @@ impl Services {
         if caller.owns(&view.job) || caller.is_operator().await {
             return Ok(view);
         }
-        let owner = view.job.owner.as_ref().map_or("somebody else".to_owned(), Principal::to_string);
+        let owner = view.job.owner().map_or("somebody else".to_owned(), Principal::to_string);
         Err(Fault::new(Code::Denied, format!("the job `{id}` is not yours"))
             .why(format!("it belongs to {owner}, and you are {caller}"))
             .fix("ask its owner, or an operator of this machine")

@@ -8,12 +8,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_identity::{Authority, CLOCK_TOLERANCE, IssueError, Subject, TokenKind};
+use agent_identity::{Authority, CLOCK_TOLERANCE, Certified, IssueError, Subject, TokenKind};
+use agent_model::words::count;
 use agent_model::{Code, Fault, JobId, NodeId, Principal, Role, Timestamp, UserName};
 use agent_proto::v1;
 use tonic::{Request, Response, Status};
 
-use super::access::About;
+use super::access::{About, Peer};
 use super::nodes::unknown_node;
 use super::{Caller, Refusal, Services, invalid};
 use crate::queue::RemovedNode;
@@ -77,20 +78,26 @@ impl Services {
         Ok(v1::CertificateResponse { certificate: made.map_err(|error| unsigned(&error))?, name })
     }
 
-    async fn join(&self, asked: v1::JoinRequest) -> Result<v1::CertificateResponse, Refusal> {
+    /// `shown` is the certificate that the machine presented, if it has one of this authority.
+    async fn join(
+        &self,
+        asked: v1::JoinRequest,
+        shown: Option<Certified>,
+    ) -> Result<v1::CertificateResponse, Refusal> {
         self.identity()?;
         let (node, now): (NodeId, _) = (asked.node.parse()?, self.gate.clock.now());
         require_time(asked.clock_ms, now)?;
         let request = read(&asked.request)?;
         let refused = |refused| not_taken(refused, Some(&node));
-        let brings = !asked.jobs.is_empty();
-        if brings {
-            let takes = self.gate.registry.token_takes(&asked.secret, now).map_err(refused)?;
-            self.require_movable(&takes, &asked.jobs).await?;
+        if !asked.jobs.is_empty() {
+            return Err(brings_jobs(asked.jobs.len()).into());
         }
-        let subject = self.gate.registry.join(&asked.secret, &node, &request.key(), brings, now).await;
+        let shown = shown.filter(|shown| shown.until >= now).map(|shown| shown.subject);
+        let is_known = self.queue.nodes().await?.iter().any(|known| known.record.id == node);
+        let registry = &self.gate.registry;
+        let subject = registry.join(&asked.secret, &node, &request.key(), shown, is_known, now).await;
         let subject = subject.map_err(refused)?;
-        tracing::info!(%node, jobs = asked.jobs.len(), "joined");
+        tracing::info!(%node, "joined");
         self.sign(&request, &subject)
     }
 
@@ -107,14 +114,14 @@ impl Services {
 
     async fn renew(
         &self,
-        subject: &Subject,
+        certificate: &Certified,
         asked: v1::RenewRequest,
     ) -> Result<v1::CertificateResponse, Refusal> {
         let request = read(&asked.request)?;
-        if let Principal::Node { name } = &subject.who {
-            self.gate.registry.rekey(name, &request.key()).await?;
+        if let Principal::Node { name } = &certificate.subject.who {
+            self.gate.registry.rekey(name, &certificate.key, &request.key()).await?;
         }
-        self.sign(&request, subject)
+        self.sign(&request, &certificate.subject)
     }
 
     /// Makes a token, of which only the hash is stored.
@@ -142,18 +149,11 @@ impl Services {
     ) -> Result<v1::CreateTokenResponse, Refusal> {
         let labels = asked.labels.into_iter().collect();
         check_labels(&labels)?;
-        let jobs_of = self.users_named(asked.jobs_of)?;
-        if !jobs_of.is_empty() && asked.uses > 1 {
-            return Err(Fault::new(Code::RequestInvalid, "a token that takes jobs is for one machine")
-                .fix("make one for each machine")
-                .into());
-        }
         let token = TokenRecord {
             hash: String::new(),
             user: None,
             labels,
             node: None,
-            jobs_of,
             uses_left: asked.uses.max(1),
             until: self.gate.clock.now() + life(asked.seconds),
             by: by.to_string(),
@@ -181,7 +181,6 @@ impl Services {
             user: Some(name),
             labels: Default::default(),
             node: None,
-            jobs_of: BTreeMap::new(),
             uses_left: 1,
             until: now + life(asked.seconds),
             by: by.to_string(),
@@ -214,7 +213,7 @@ impl Services {
         lose_jobs: bool,
         by: &str,
     ) -> Result<(Vec<JobId>, bool), Refusal> {
-        let was_member = self.gate.registry.remove_node(node).await?;
+        let was_member = self.gate.registry.remove_node(node, self.gate.clock.now()).await?;
         self.gate.sessions.forget(node);
         let had_tunnel = self.drop_tunnel(node).await?;
         self.fanout.lock().forget(node);
@@ -224,6 +223,13 @@ impl Services {
             RemovedNode::Busy(jobs) => Err(busy(node, jobs.iter()).into()),
         }
     }
+}
+
+/// For a machine of the release before, which could bring the jobs of its own controller.
+fn brings_jobs(jobs: usize) -> Fault {
+    Fault::new(Code::JobActive, "a machine joins without the jobs of its own controller")
+        .why(format!("it would bring {}", count(jobs as u64, "job")))
+        .fix("let them end, or end them: agentctl cancel --wait JOB; or join without those that wait: --lose-jobs")
 }
 
 /// Labels are plain text.
@@ -283,7 +289,10 @@ fn not_taken(refused: TokenRefused, node: Option<&NodeId>) -> Refusal {
             Code::NodeTaken,
             format!("there is a machine `{node}` already, and this is another one"),
         )
-        .why("it has another key: either it is another machine, or this one lost what it kept")
+        .why(
+            "it has another key, or is known without one, as the controller's own node is: either it is another \
+             machine, or this one lost what it kept",
+        )
         .fix(format!(
             "give this machine another `node_name`; or, if the old one is gone: agentctl node remove {node}"
         ))
@@ -309,7 +318,11 @@ impl v1::identity_server::Identity for Services {
         request: Request<v1::JoinRequest>,
     ) -> Result<Response<v1::CertificateResponse>, Status> {
         About::of(&request).inspect(|about| about.say(format!("node {}", request.get_ref().node)));
-        Ok(Response::new(Services::join(self, request.into_inner()).await?))
+        let shown = match request.extensions().get::<Peer>() {
+            Some(Peer::Certified { certificate, .. }) => Some(certificate.clone()),
+            Some(Peer::Local { .. } | Peer::Nobody { .. }) | None => None,
+        };
+        Ok(Response::new(Services::join(self, request.into_inner(), shown).await?))
     }
 
     async fn login(
@@ -327,9 +340,10 @@ impl v1::identity_server::Identity for Services {
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::CertificateResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let subject =
-            caller.subject().ok_or_else(|| Refusal::from(invalid("this machine needs no certificate")))?;
-        Ok(Response::new(Services::renew(self, &subject, request.into_inner()).await?))
+        let certificate = caller.certificate();
+        let certificate =
+            certificate.ok_or_else(|| Refusal::from(invalid("this machine needs no certificate")))?;
+        Ok(Response::new(Services::renew(self, &certificate, request.into_inner()).await?))
     }
 
     async fn create_token(
@@ -353,7 +367,6 @@ impl v1::identity_server::Identity for Services {
             until_ms: token.until.0,
             by: token.by,
             labels: token.labels.into_iter().collect(),
-            jobs_of: token.jobs_of.into_iter().map(|(local, user)| (local, user.into())).collect(),
             user: token.user.map(String::from).unwrap_or_default(),
         };
         let tokens = self.gate.registry.tokens().into_iter().map(info).collect();

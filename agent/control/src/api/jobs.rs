@@ -75,7 +75,6 @@ impl Services {
                 request: request.request_id.clone(),
                 id: id.clone(),
                 spec: spec.clone(),
-                owner: owner.clone(),
                 after: known.as_ref().map(|job| job.epoch).unwrap_or_default(),
             };
             let taken = known.is_some_and(|job| !job.is_removed()) || self.has_tasks(&id, &spec).await?;

@@ -9,7 +9,7 @@ use agent_model::machine::{EligibilityEvent, Liveness};
 use agent_model::node::Finding;
 use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::words::count;
-use agent_model::{Code, Fault, JobState, NodeId, Timestamp};
+use agent_model::{Code, Fault, JobState, NodeId, ReplicaId, Timestamp};
 use agent_proto::v1;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 
 use super::sessions::{Twice, describe};
 use super::{Caller, Refusal, Services, invalid};
-use crate::queue::{DeclaredLost, JobView, NodeState, Wish, WishState};
+use crate::queue::{DeclaredLost, JobView, Judgement, NodeState, Unproved, Wish, WishState};
 use crate::scheduler::used_by;
 use crate::store::Recovery;
 
@@ -41,6 +41,7 @@ impl Services {
         let nodes = self.queue.nodes().await?;
         let jobs = self.queue.jobs().await?;
         let queued = jobs.iter().filter(|view| view.job.state == JobState::Queued).count();
+        let notices = self.notices().into_iter().chain(nodes.iter().filter_map(not_proved)).collect();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(v1::ListNodesResponse {
             nodes: nodes.into_iter().map(|node| self.node_with_use(node, &jobs)).collect(),
@@ -52,7 +53,7 @@ impl Services {
                 running: count(jobs.len() - queued),
                 pid: u64::from(std::process::id()),
                 incarnation: self.store.incarnation().to_owned(),
-                notices: self.notices(),
+                notices,
                 store_bytes: self.collector.room().await.taken,
                 store_limit_bytes: self.collector.limits().size,
                 shutdown: self.shutdown(),
@@ -129,6 +130,12 @@ impl Services {
                 .to_owned(),
         }));
         notices.extend(self.gate.sessions.twice().iter().map(lives_twice));
+        notices.extend(self.gate.sessions.refused().into_iter().map(|node| v1::Notice {
+            what: format!("the node of this machine takes no jobs: a machine that joined has its name, `{node}`"),
+            fix: format!(
+                "give this one another `node_name` and restart agentd; or remove the other: agentctl node remove {node}"
+            ),
+        }));
         notices
     }
 
@@ -184,6 +191,22 @@ impl Services {
             inventory.findings.push(faults.into());
         }
         wire
+    }
+
+    async fn judge(&self, asked: v1::JudgeReplicaRequest, who: &str) -> Result<(), Refusal> {
+        let (node, replica): (NodeId, ReplicaId) = (asked.node.parse()?, asked.replica.parse()?);
+        let judgement = if asked.adopt { Judgement::Adopt } else { Judgement::End };
+        match self.queue.judge(&node, &replica, judgement, who).await? {
+            true => Ok(()),
+            false => {
+                let what = format!("{node} holds no `{replica}` about which that could be decided");
+                Err(Fault::new(Code::NotKnownHere, what)
+                    .why("only what a node cannot prove that it was given is adopted or ended by name")
+                    .why("what contradicts the records can be ended, and not adopted")
+                    .fix("see what there is: agentctl status")
+                    .into())
+            }
+        }
     }
 
     async fn declare_node_lost(&self, id: &NodeId, who: &str) -> Result<Vec<String>, Refusal> {
@@ -316,6 +339,29 @@ fn clock_off(ahead: i64) -> Finding {
     )
 }
 
+/// What a node holds and cannot prove that it was given.
+fn not_proved(node: &NodeState) -> Option<v1::Notice> {
+    const SHOWN: usize = 5;
+    let first = node.unproved.first()?;
+    let told = |one: &Unproved| format!("`{}`: {}", one.replica, one.why);
+    let shown: Vec<String> = node.unproved.iter().take(SHOWN).map(told).collect();
+    let more = match node.unproved.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    let (id, replica) = (&node.record.id, &first.replica);
+    Some(v1::Notice {
+        what: format!(
+            "{id} runs what this controller never gave it, as far as can be told; it goes on and takes room there: \
+             {}{more}",
+            shown.join("; ")
+        ),
+        fix: format!(
+            "agentctl node end {id} {replica}; or, if you know what it is: agentctl node adopt {id} {replica}"
+        ),
+    })
+}
+
 fn lives_twice(twice: &Twice) -> v1::Notice {
     let Twice { node, first, second, .. } = twice;
     v1::Notice {
@@ -381,6 +427,18 @@ impl v1::nodes_server::Nodes for Services {
         caller.concerns(format!("node {}", request.get_ref().node));
         let who = caller.to_string();
         Ok(Response::new(self.preempt_node(request.into_inner(), &who).await?))
+    }
+
+    async fn judge_replica(
+        &self,
+        request: Request<v1::JudgeReplicaRequest>,
+    ) -> Result<Response<v1::JudgeReplicaResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let asked = request.into_inner();
+        let word = if asked.adopt { "adopt" } else { "end" };
+        caller.concerns(format!("node {}: {word} {}", asked.node, asked.replica));
+        self.judge(asked, &caller.to_string()).await?;
+        Ok(Response::new(v1::JudgeReplicaResponse {}))
     }
 
     async fn set_eligibility(

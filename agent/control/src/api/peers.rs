@@ -39,7 +39,7 @@ impl Services {
     pub(super) fn admit_peer_of(&self, request: &v1::AdmitPeerRequest) -> Result<(), Refusal> {
         let subject: Subject = request.subject.parse().map_err(|_| invalid("`subject` names nobody"))?;
         let is_node = matches!(subject.who, Principal::Node { .. });
-        match is_node && self.gate.registry.knows(&subject) {
+        match is_node && self.gate.registry.is_enrolled(&subject) {
             true => Ok(()),
             false => Err(Fault::new(Code::Unidentified, format!("{} is no node here", subject.who)).into()),
         }

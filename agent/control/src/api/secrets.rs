@@ -46,16 +46,7 @@ impl Services {
 
     /// Every secret that a job names must exist for its owner before the job counts as submitted.
     pub(super) async fn require_secrets(&self, spec: &JobSpec, owner: &Principal) -> Result<(), Refusal> {
-        self.require_secret_names(spec.secrets.values().cloned().collect(), owner).await
-    }
-
-    /// The same for the names of some.
-    pub(super) async fn require_secret_names(
-        &self,
-        names: Vec<String>,
-        owner: &Principal,
-    ) -> Result<(), Refusal> {
-        let owner = owner.clone();
+        let (owner, names) = (owner.clone(), spec.secrets.values().cloned().collect::<Vec<_>>());
         let look =
             move |secrets: &Secrets| names.iter().try_for_each(|name| secrets.read(&owner, name).map(drop));
         self.with_secrets(look).await
@@ -73,8 +64,12 @@ impl Services {
         }
         let view = self.queue.job(&replica.job).await?.ok_or_else(|| unknown_job(&replica.job))?;
         let job = view.job;
+        if job.rank(replica.rank).is_some_and(|rank| rank.adopted) && !job.spec.secrets.is_empty() {
+            let what = format!("`{replica}` was taken over from what its node showed, and gets no secrets");
+            return Err(Fault::new(Code::Fenced, what).into());
+        }
         let read = move |secrets: &Secrets| {
-            let Some(owner) = &job.owner else { return Ok(Vec::new()) };
+            let Some(owner) = job.owner() else { return Ok(Vec::new()) };
             let value =
                 |(variable, name): (&String, &String)| Ok((variable.clone(), secrets.read(owner, name)?));
             job.spec.secrets.iter().map(value).collect::<Result<Vec<_>, SecretError>>()

@@ -54,6 +54,8 @@ pub(super) struct Twice {
 struct State {
     live: BTreeMap<NodeId, Live>,
     twice: BTreeMap<NodeId, Twice>,
+    /// Nodes of this machine that are refused, because a machine that joined has their name, and when that was last.
+    refused: BTreeMap<NodeId, Instant>,
     /// How many milliseconds the clock of a node is ahead.
     ahead: BTreeMap<NodeId, i64>,
     number: u64,
@@ -124,6 +126,18 @@ impl Sessions {
         Speaker { sessions: self.clone(), node: node.clone(), number }
     }
 
+    /// A node of this machine was refused, because a machine that joined has its name.
+    pub(super) fn refuse_own(&self, node: &NodeId) {
+        self.0.lock().refused.insert(node.clone(), Instant::now());
+    }
+
+    /// Those that were refused a short while ago.
+    pub(super) fn refused(&self) -> Vec<NodeId> {
+        let mut state = self.0.lock();
+        state.refused.retain(|_, at| at.elapsed() < TOLD);
+        state.refused.keys().cloned().collect()
+    }
+
     /// A process of another session that speaks for the node now.
     fn other(&self, node: &NodeId, process: &Process) -> Option<(Process, watch::Receiver<Instant>)> {
         let state = self.0.lock();
@@ -173,6 +187,7 @@ impl Sessions {
     pub(super) fn forget(&self, node: &NodeId) {
         let mut state = self.0.lock();
         state.twice.remove(node);
+        state.refused.remove(node);
         state.ahead.remove(node);
     }
 }

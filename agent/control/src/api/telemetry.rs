@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use agent_blocking::{Blocking, spawn_blocking};
-use agent_model::{Code, Epoch, Fault, JobId, Principal, ReplicaId};
+use agent_model::{Code, Epoch, Fault, JobId, ReplicaId};
 use agent_proto::v1;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream};
@@ -142,14 +142,6 @@ impl Intake {
         self.forcing = (!written.answers.is_empty()).then(|| spawn_blocking(|| written.force()));
     }
 
-    /// The caller is a machine that may bring jobs.
-    fn brings_jobs(&self) -> bool {
-        match self.caller.who() {
-            Principal::Node { name } => !self.services.gate.registry.takes_jobs_of(name).is_empty(),
-            Principal::User { .. } | Principal::Local { .. } => false,
-        }
-    }
-
     async fn log_file(&mut self, replica: &str, channel: &str) -> Result<(Arc<LogFile>, bool), Refusal> {
         let key = (replica.to_owned(), channel.to_owned());
         if let Some(open) = self.log_files.get(&key) {
@@ -164,8 +156,6 @@ impl Intake {
             Standing::Fenced => return Err(no_attempt(&replica).into()),
             Standing::Ahead => return Err(Refusal::Unheard),
             Standing::Unknown => match self.services.store.job(&replica.job).await? {
-                // A machine that joins with its jobs sends their logs first.
-                None if self.brings_jobs() => true,
                 None => return Err(Refusal::Unheard),
                 Some(job) if replica.epoch > job.epoch => return Err(no_attempt(&replica).into()),
                 Some(_) => false,

@@ -17,6 +17,7 @@ use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::grants::Grants;
 use super::inside::ServeStream;
 use super::nodes::words;
 use super::sessions::{Process, Sessions, Speaker};
@@ -32,11 +33,12 @@ struct Session {
     reports: Streaming<v1::NodeReport>,
     queue: Queue,
     lease: prost_types::Duration,
-    /// Set by the first report.
-    link: Option<(u64, OrdersReceiver)>,
+    /// Set by the first report: the number of the link, and for which node.
+    link: Option<(u64, NodeId, OrdersReceiver)>,
     caller: Caller,
     sessions: Sessions,
     registry: Registry,
+    grants: Grants,
     clock: Arc<dyn Clock>,
     /// Set with the link.
     speaker: Option<Speaker>,
@@ -48,7 +50,7 @@ impl Session {
         loop {
             let orders = async {
                 match &mut self.link {
-                    Some((_, orders)) => orders.changed().await.map(|()| orders.borrow_and_update().clone()),
+                    Some((.., orders)) => orders.changed().await.map(|()| orders.borrow_and_update().clone()),
                     None => std::future::pending().await,
                 }
             };
@@ -58,7 +60,7 @@ impl Session {
                     None => return Ok(None),
                 },
                 orders = orders => match orders {
-                    Ok(orders) => return Ok(Some(to_wire(&orders, self.lease))),
+                    Ok(orders) => return Ok(Some(self.to_wire(&orders))),
                     Err(_) => return Err(superseded()),
                 },
                 () = self.queue.closed() => return Err(Refusal::Stopping.into()),
@@ -74,8 +76,12 @@ impl Session {
             boot_id: report.boot_id.clone(),
             from: self.caller.from().to_owned(),
         };
-        let mut report = from_wire(report)?;
-        self.caller.speaks_for(&report.node)?;
+        let mut report = self.read(report)?;
+        self.caller.speaks_for(&report.node).inspect_err(|_| {
+            if report.own {
+                self.sessions.refuse_own(&report.node);
+            }
+        })?;
         if let Some(inventory) = &mut report.inventory {
             // The labels of the token override those that the node reports itself.
             inventory.labels.extend(self.registry.labels(&report.node));
@@ -84,7 +90,6 @@ impl Session {
             // The kernel identifies processes of this machine: there is no copy among them.
             self.speaker = Some(match self.caller.who() {
                 Principal::Node { .. } => {
-                    self.registry.settled_in(&report.node).await.map_err(Refusal::from)?;
                     self.sessions.speak(&report.node, process).await.map_err(Refusal::from)?
                 }
                 Principal::Local { .. } | Principal::User { .. } => self.sessions.take(&report.node, process),
@@ -92,8 +97,12 @@ impl Session {
         }
         self.speaker.iter().for_each(|speaker| speaker.heard(clock, self.clock.now()));
         match &self.link {
-            None => self.link = Some(self.queue.link(report).await.map_err(Refusal::from)?),
-            Some((link, _)) => {
+            None => {
+                let node = report.node.clone();
+                let (link, orders) = self.queue.link(report).await.map_err(Refusal::from)?;
+                self.link = Some((link, node, orders));
+            }
+            Some((link, ..)) => {
                 if !self.queue.report(*link, report).await.map_err(Refusal::from)? {
                     return Err(superseded());
                 }
@@ -101,84 +110,97 @@ impl Session {
         }
         Ok(())
     }
+
+    fn read(&self, wire: v1::NodeReport) -> Result<Report, Refusal> {
+        let node: NodeId = wire.node.parse()?;
+        let held = |wire| held(wire, &node, &self.grants);
+        Ok(Report {
+            replicas: wire.replicas.into_iter().map(held).collect::<Result<_, _>>()?,
+            own: matches!(self.caller.who(), Principal::Local { .. }),
+            boot_id: wire.boot_id,
+            sent: Boot::from_millis(wire.sent_ms),
+            obeyed: (wire.obeyed_controller_epoch != 0).then(|| Obeyed {
+                controller_epoch: wire.obeyed_controller_epoch,
+                answers: Boot::from_millis(wire.obeyed_ms),
+            }),
+            inventory: wire.inventory.map(TryInto::try_into).transpose()?,
+            load: wire.load.unwrap_or_default().into(),
+            preemption: wire.preemption.map(|notice| Preemption {
+                until: Boot::from_millis(notice.until_ms),
+                deadline: Timestamp::default(), // as the controller's own clock says
+                reason: words(&notice.reason),
+            }),
+            node,
+        })
+    }
+
+    fn to_wire(&self, orders: &Orders) -> v1::NodeOrders {
+        let environment = |(key, want): &(String, EnvironmentWant)| v1::EnvironmentOrder {
+            key: key.clone(),
+            want: want.name().to_owned(),
+        };
+        let answers_ms = orders.answers.millis();
+        v1::NodeOrders {
+            lease: Some(self.lease),
+            answers_ms,
+            revision: orders.revision,
+            controller_epoch: orders.controller_epoch,
+            orders: orders.list.iter().map(|order| self.order(order)).collect(),
+            environments: orders.environments.iter().map(environment).collect(),
+            outputs: orders.outputs.iter().map(ReplicaId::to_string).collect(),
+            running_outputs: orders.running_outputs.iter().map(ReplicaId::to_string).collect(),
+            preemption: orders
+                .preemption
+                .clone()
+                .map(|(until, reason)| v1::PreemptionNotice { until_ms: until.millis(), reason }),
+            eligibility: orders.eligibility.map(Eligibility::name).unwrap_or_default().to_owned(),
+        }
+    }
+
+    fn order(&self, order: &Order) -> v1::Order {
+        use v1::order::Desired as Wire;
+        let desired = match &order.desired {
+            Desired::Run { spec, until, gang, placed } => {
+                let node = self.link.as_ref().map(|(_, node, _)| node);
+                let given = node.zip(placed.as_ref());
+                let given = given.map(|(node, placed)| self.grants.give(node, &order.replica, spec, placed));
+                let (document, grant) = given.unzip();
+                Wire::Run(v1::RunOrder {
+                    spec: Some(spec.clone().into()),
+                    // 0 means no limit; no lease ends at 0.
+                    until_ms: until.map_or(0, Boot::millis),
+                    gang: gang.clone().map(Into::into),
+                    document: document.unwrap_or_default(),
+                    grant,
+                })
+            }
+            Desired::Describe => Wire::Describe(v1::DescribeOrder {}),
+            Desired::Stop { grace, reason } => {
+                Wire::Stop(v1::StopOrder { grace: Some(duration(*grace)), reason: reason.clone() })
+            }
+            Desired::Forget => Wire::Forget(v1::ForgetOrder {}),
+        };
+        v1::Order { replica: order.replica.to_string(), desired: Some(desired) }
+    }
 }
 
 fn superseded() -> Status {
     Status::aborted("a newer stream speaks for this node")
 }
 
-fn from_wire(wire: v1::NodeReport) -> Result<Report, Refusal> {
-    Ok(Report {
-        node: wire.node.parse()?,
-        boot_id: wire.boot_id,
-        sent: Boot::from_millis(wire.sent_ms),
-        obeyed: (wire.obeyed_controller_epoch != 0).then(|| Obeyed {
-            controller_epoch: wire.obeyed_controller_epoch,
-            answers: Boot::from_millis(wire.obeyed_ms),
-        }),
-        inventory: wire.inventory.map(TryInto::try_into).transpose()?,
-        load: wire.load.unwrap_or_default().into(),
-        replicas: wire.replicas.into_iter().map(held).collect::<Result<_, _>>()?,
-        preemption: wire.preemption.map(|notice| Preemption {
-            until: Boot::from_millis(notice.until_ms),
-            deadline: Timestamp::default(), // as the controller's own clock says
-            reason: words(&notice.reason),
-        }),
-    })
-}
-
-fn held(wire: v1::HeldReplica) -> Result<Held, Refusal> {
+fn held(wire: v1::HeldReplica, node: &NodeId, grants: &Grants) -> Result<Held, Refusal> {
     let step = ReplicaStep::ALL.into_iter().find(|step| step.to_string() == wire.step);
+    let replica: ReplicaId = wire.replica.parse()?;
     Ok(Held {
-        replica: wire.replica.parse()?,
         step: step.ok_or_else(|| invalid(format!("`{}` is not a step", wire.step)))?,
+        described: grants.check(node, &replica, &wire),
+        replica,
         detail: wire.detail,
         alive: wire.alive,
-        spec: wire.spec.map(TryInto::try_into).transpose()?,
         started_at: (wire.started_ms != 0).then_some(Timestamp(wire.started_ms)),
         ready: wire.ready.map(TryInto::try_into).transpose()?,
         preempted: wire.preempted,
     })
-}
-
-fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
-    use v1::order::Desired as Wire;
-    let order = |order: &Order| v1::Order {
-        replica: order.replica.to_string(),
-        desired: Some(match &order.desired {
-            // 0 means no limit; no lease ends at 0.
-            Desired::Run(spec, until, gang) => Wire::Run(v1::RunOrder {
-                spec: Some(spec.clone().into()),
-                until_ms: until.map_or(0, Boot::millis),
-                gang: gang.clone().map(Into::into),
-            }),
-            Desired::Describe => Wire::Describe(v1::DescribeOrder {}),
-            Desired::Stop { grace, reason } => {
-                Wire::Stop(v1::StopOrder { grace: Some(duration(*grace)), reason: reason.clone() })
-            }
-            Desired::Forget => Wire::Forget(v1::ForgetOrder {}),
-        }),
-    };
-    let environment = |(key, want): &(String, EnvironmentWant)| v1::EnvironmentOrder {
-        key: key.clone(),
-        want: want.name().to_owned(),
-    };
-    let answers_ms = orders.answers.millis();
-    v1::NodeOrders {
-        lease: Some(lease),
-        answers_ms,
-        revision: orders.revision,
-        controller_epoch: orders.controller_epoch,
-        orders: orders.list.iter().map(order).collect(),
-        environments: orders.environments.iter().map(environment).collect(),
-        outputs: orders.outputs.iter().map(ReplicaId::to_string).collect(),
-        running_outputs: orders.running_outputs.iter().map(ReplicaId::to_string).collect(),
-        preemption: orders
-            .preemption
-            .clone()
-            .map(|(until, reason)| v1::PreemptionNotice { until_ms: until.millis(), reason }),
-        eligibility: orders.eligibility.map(Eligibility::name).unwrap_or_default().to_owned(),
-    }
 }
 
 fn duration(duration: std::time::Duration) -> prost_types::Duration {
@@ -306,6 +328,7 @@ impl v1::worker_server::Worker for Services {
             caller: Caller::of(&request)?,
             sessions: self.gate.sessions.clone(),
             registry: self.gate.registry.clone(),
+            grants: self.grants.clone(),
             clock: Arc::clone(&self.gate.clock),
             speaker: None,
             reports: request.into_inner(),
@@ -353,17 +376,6 @@ impl v1::worker_server::Worker for Services {
     ) -> Result<Response<v1::ReadSecretsResponse>, Status> {
         Caller::speaking(&request, &request.get_ref().node)?;
         Ok(Response::new(self.secrets_of(request.into_inner()).await?))
-    }
-
-    async fn move_jobs(
-        &self,
-        request: Request<v1::MoveJobsRequest>,
-    ) -> Result<Response<v1::MoveJobsResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        Caller::speaking(&request, &request.get_ref().node)?;
-        caller.concerns(format!("jobs of node {}", request.get_ref().node));
-        self.take_moved(request.into_inner()).await?;
-        Ok(Response::new(v1::MoveJobsResponse {}))
     }
 
     async fn find_peer(

@@ -349,7 +349,6 @@ impl Keeper {
             user: None,
             labels: labels_of(&pool),
             node: Some(name.clone()),
-            jobs_of: BTreeMap::new(),
             uses_left: 1,
             until: now + provider.config().deadlines.create + self.join_within(&pool.name),
             by: format!("pool {}", pool.name),

@@ -19,7 +19,7 @@ mod fleet;
 mod gangs;
 mod jobs;
 mod line;
-mod moving;
+mod lives;
 mod naming;
 mod nodes;
 mod placing;
@@ -37,10 +37,11 @@ use crate::lease::Leases;
 use crate::scheduler::{Prospect, UserLimits};
 use crate::store::{ArrayRecord, Changes, Document, JobRecord, Loaded, RankEnd, ReplicaRecord};
 use adopt::Strangers;
+pub(crate) use adopt::{Described, Doubt, Judgement, Unproved};
 use agent_model::lease::Terms;
 use agent_model::{
-    Artifacts, Boot, Code, Epoch, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, Principal,
-    ReplicaId, Timestamp, Verdict,
+    Artifacts, Boot, Code, Epoch, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, ReplicaId,
+    Timestamp, Verdict,
 };
 use blocked::Predecessors;
 pub(crate) use environments::{Wish, WishState};
@@ -49,6 +50,7 @@ pub(crate) use fleet::{Held, NodeState, Report};
 use gangs::Gangs;
 use jobs::Jobs;
 use line::Line;
+use lives::Lives;
 pub(crate) use nodes::{DeclaredLost, RemovedNode};
 pub(crate) use pools::{Outlook, Retirement};
 use replicas::Replicas;
@@ -65,8 +67,8 @@ pub(crate) struct Moment {
 pub(crate) struct Submission {
     pub(crate) request: String,
     pub(crate) id: JobId,
+    /// Its owner is in it.
     pub(crate) spec: JobSpec,
-    pub(crate) owner: Principal,
     /// The last attempt of an earlier job of this name, which was removed; 0 if there was none.
     pub(crate) after: Epoch,
 }
@@ -80,7 +82,7 @@ pub(crate) enum Standing {
     Settled,
     /// A later attempt, or a loss, took its place.
     Fenced,
-    /// A later attempt than any on record: it is taken over with the next report of its node.
+    /// A later attempt than any on record: it is taken over when its node proves that it was given.
     Ahead,
     /// The job ended or never existed: only the store knows.
     Unknown,
@@ -98,6 +100,7 @@ pub(crate) struct Book {
     gangs: Gangs,
     replicas: Replicas,
     strangers: Strangers,
+    lives: Lives,
     predecessors: Predecessors,
     /// The names of data.
     names: Register,
@@ -129,6 +132,7 @@ impl Book {
         let nodes = loaded.all(|one| if let Document::Node(node) = one { Some(&**node) } else { None });
         let settled =
             loaded.all(|one| if let Document::Settled(settled) = one { Some(settled) } else { None });
+        let lives = Lives::new(&loaded, format!("{controller_epoch:016x}"));
         let mut book = Book {
             jobs: Jobs::new(loaded.last_seq),
             line: Line::default(),
@@ -138,6 +142,7 @@ impl Book {
             gangs: Gangs::new(terms.gather),
             replicas: Replicas::new(settled),
             strangers: Strangers::default(),
+            lives,
             predecessors: Predecessors::default(),
             names: Register::new(&loaded),
             prospects: Vec::new(),
@@ -157,9 +162,25 @@ impl Book {
             book.take_place(&job);
             book.jobs.load(job);
         }
+        book.mark_again();
         book.claim_indices_again();
         book.await_predecessors_again();
         book
+    }
+
+    /// Replicas that a release before grants placed count as placed now.
+    fn mark_again(&mut self) {
+        let unmarked = |job: &&Arc<JobRecord>| job.replicas.iter().any(|replica| replica.placed.is_none());
+        let unmarked: Vec<JobId> = self.jobs.iter().filter(unmarked).map(|job| job.id.clone()).collect();
+        for id in unmarked {
+            let mark = self.lives.mark();
+            self.jobs.edit(&id, |job| {
+                for replica in &mut job.replicas {
+                    replica.placed.get_or_insert(mark.clone());
+                }
+            });
+            self.urgent = true;
+        }
     }
 
     /// A job as it is on record takes its place: on its nodes, and in the line.
@@ -231,8 +252,8 @@ impl Book {
         let id = new.id;
         let waits_for = new.spec.predecessors.clone();
         let tasks = new.spec.array.as_ref().map(|array| Box::new(ArrayRecord::new(array, new.after)));
+        let owner = new.spec.owner.clone().map_or_else(|| "somebody".to_owned(), |owner| owner.to_string());
         let job = self.jobs.add(JobRecord {
-            owner: Some(new.owner.clone()),
             epoch: new.after,
             uncharged: new.after.0,
             waits_for,
@@ -242,7 +263,7 @@ impl Book {
         self.line.join(job);
         self.await_predecessors(&id);
         (self.urgent, self.replan) = (true, true);
-        self.jobs.tell(&id, None, now, format!("queued by {}", new.owner));
+        self.jobs.tell(&id, None, now, format!("queued by {owner}"));
         Some(id)
     }
 
@@ -431,7 +452,7 @@ impl Book {
     /// Something is not on disk yet.
     pub(crate) fn is_dirty(&self) -> bool {
         let written = self.jobs.is_written() && self.fleet.is_written() && self.replicas.is_written();
-        !(written && self.names.is_written())
+        !(written && self.names.is_written() && self.lives.is_written())
     }
 
     /// Asks for the next commit to happen at once.
@@ -446,6 +467,7 @@ impl Book {
         self.fleet.collect(&mut changes);
         self.replicas.collect(&mut changes);
         self.names.collect(&mut changes);
+        self.lives.collect(&mut changes);
         changes.documents.extend(self.passing.documents.iter().cloned());
         changes.dropped.extend(self.passing.dropped.iter().cloned());
         changes
@@ -464,6 +486,7 @@ impl Book {
         self.fleet.written();
         self.replicas.written();
         self.names.written();
+        self.lives.written();
         self.passing = Changes::default();
         self.urgent = false;
     }

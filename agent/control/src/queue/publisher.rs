@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use agent_model::{JobId, NodeId};
+use agent_model::{JobId, NodeId, ReplicaId};
 use tokio::sync::{oneshot, watch};
 
-use super::book::{Book, Moment, RemovedNode, Report, Wish, WishState};
+use super::book::{Book, Judgement, Moment, RemovedNode, Report, Wish, WishState};
 use super::{Answer, JobView, OrdersReceiver, Request, Saved, WantedOutputs, Wished};
 use crate::lease::Orders;
 use crate::store::JobRecord;
@@ -60,7 +60,6 @@ impl Publisher {
         let book = &mut self.book;
         match request {
             Request::Submit(new, reply) => reply.hold(book.submit(new, now)),
-            Request::MoveIn { jobs, node, reply } => reply.hold(book.move_in(jobs, &node, now)),
             Request::Cancel { job, who, reply } => {
                 let known = book.cancel(&job, &who, now);
                 reply.hold(known.and_then(|()| self.view(&job)))
@@ -90,6 +89,9 @@ impl Publisher {
                 let declared = book.declare_lost(&node, &who, now);
                 tracing::warn!(%node, who, ?declared, "asked to declare the node lost");
                 reply.hold(declared)
+            }
+            Request::Judge { node, replica, judgement, who, reply } => {
+                reply.hold(self.judge(&node, &replica, judgement, &who))
             }
             Request::Wish { wish, who, reply } => reply.hold(self.wish(wish, &who)),
             Request::Flush(reply) => {
@@ -156,6 +158,12 @@ impl Publisher {
         }
         tracing::warn!(%node, who, ?removed, "asked to remove the node");
         removed
+    }
+
+    fn judge(&mut self, node: &NodeId, replica: &ReplicaId, judgement: Judgement, who: &str) -> bool {
+        let done = self.book.judge(node, replica, judgement);
+        tracing::warn!(%node, %replica, who, ?judgement, done, "asked to judge a replica that is not proved");
+        done
     }
 
     fn wish(&mut self, wish: Wish, who: &str) -> Wished {

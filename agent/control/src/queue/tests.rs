@@ -1,7 +1,7 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use agent_model::{JobState, ManualClock, Principal, Timestamp};
+use agent_model::{JobState, ManualClock, Timestamp};
 use async_trait::async_trait;
 use tokio::task::JoinSet;
 
@@ -82,13 +82,7 @@ async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
 
 fn submission(name: &str) -> Submission {
     let job = job(name, 0);
-    Submission {
-        request: job.request,
-        id: job.id,
-        spec: job.spec,
-        owner: Principal::Local { uid: 1 },
-        after: agent_model::Epoch::default(),
-    }
+    Submission { request: job.request, id: job.id, spec: job.spec, after: agent_model::Epoch::default() }
 }
 
 #[tokio::test]

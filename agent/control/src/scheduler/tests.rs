@@ -62,6 +62,7 @@ fn room(name: &str, slots: u32) -> Room {
         gangs: true,
         kept: Arc::default(),
         taken: Vec::new(),
+        barred: Default::default(),
     }
 }
 

@@ -130,6 +130,7 @@ impl World {
             load: Load::default(),
             replicas: state.held(),
             preemption: None,
+            own: false,
         };
         self.tell_controller(node, Message::Report { session, report });
     }
@@ -216,7 +217,7 @@ impl World {
         let wanted = orders.list.into_iter().map(|order| {
             let wanted = match order.desired {
                 // On the wire a time of 0 is no limit.
-                lease::Desired::Run(spec, until, gang) => {
+                lease::Desired::Run { spec, until, gang, .. } => {
                     let receipt = slips(Mutant::LeaseFromReceipt).then(|| terms().held_until(boot));
                     let until = until.map(|until| receipt.unwrap_or(until));
                     if gang.as_ref().is_some_and(|gang| gang.go.is_some()) {

@@ -230,7 +230,6 @@ impl World {
                 request: wish.id.to_string(),
                 id: wish.id.clone(),
                 spec: wish.spec.clone(),
-                owner: agent_model::Principal::Local { uid: 1 },
                 after: agent_model::Epoch::default(),
             };
             // Only the store knows a job that has ended.

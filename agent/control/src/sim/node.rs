@@ -170,7 +170,7 @@ impl Node {
     pub(super) fn held(&self) -> Vec<Held> {
         let Some(agent) = &self.agent else { return Vec::new() };
         let held = agent.runs.iter().map(|(replica, run)| Held {
-            spec: None,
+            described: None,
             replica: replica.clone(),
             step: run.step(),
             detail: String::new(),

@@ -669,7 +669,7 @@ pub(super) fn brief(event: &Event) -> String {
         }
         Event::ToNode { to, message: Message::Orders(orders), .. } => {
             let list = orders.list.iter().map(|order| match &order.desired {
-                Desired::Run(_, until, gang) => {
+                Desired::Run { until, gang, .. } => {
                     let go = gang.as_ref().map(|gang| gang.go.map(|at| at.millis()));
                     format!(" run {} {:?} gang {go:?}", order.replica, until.map(|at| at.millis()))
                 }

@@ -3,7 +3,6 @@
 //! Owns the sets of indices. Invariants: an index is in at most one of them, and one that is in none of them has
 //! completed; it is moved, never copied, so it is neither lost nor started twice; what has ended stays as it is.
 
-use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use agent_model::job::{Array, Indices};
@@ -71,14 +70,6 @@ impl ArrayRecord {
         self.waiting.is_empty() && self.active.is_empty()
     }
 
-    /// Each index in it is one of `array`, and is in it once.
-    pub(crate) fn is_of(&self, array: &Array) -> bool {
-        let sets = [&self.waiting, &self.active, &self.failed, &self.canceled];
-        let all: BTreeSet<u32> = sets.into_iter().flat_map(Indices::iter).collect();
-        let many: u64 = sets.into_iter().map(|set| u64::from(set.len())).sum();
-        all.len() as u64 == many && all.into_iter().all(|index| array.indices().contains(index))
-    }
-
     /// How the array as a whole ends: failed if one task did, and completed only if all were.
     pub(crate) fn verdict(&self) -> Verdict {
         match (self.failed.is_empty(), self.canceled.is_empty()) {
@@ -112,10 +103,6 @@ mod tests {
         assert!(tasks.settle(3, Verdict::Completed, None));
         assert_eq!(startable(&tasks, 3, 9), [5, 6]);
         assert_eq!(startable(&tasks, 1, 9), [] as [u32; 0]);
-        assert!(tasks.is_of(&"3-9".parse().unwrap()));
-        assert!(!tasks.is_of(&"3-8".parse().unwrap()), "9 waits");
-        tasks.failed.insert(4);
-        assert!(!tasks.is_of(&"3-9".parse().unwrap()), "4 is active");
     }
 
     #[test]

@@ -19,14 +19,19 @@ use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
+use super::Missing;
 use super::redo::{self, Line, Remembered};
 use super::rows::{self, RowError};
 use super::salvage::{self, SalvageError, WAL_COPY};
 use super::sqlite::{connect, is_damage, last_commit, options, random_name, with_suffix, words};
 
 /// One step per version of the schema, oldest first. A step that was released never changes.
-const VERSIONS: [&str; 3] =
-    [include_str!("schema.sql"), include_str!("schema_2.sql"), include_str!("schema_3.sql")];
+const VERSIONS: [&str; 4] = [
+    include_str!("schema.sql"),
+    include_str!("schema_2.sql"),
+    include_str!("schema_3.sql"),
+    include_str!("schema_4.sql"),
+];
 
 /// Not a step of its own: without it, and with an index more, an earlier program works as well.
 const INDEX: &str = "CREATE INDEX IF NOT EXISTS jobs_unended ON jobs (seq) WHERE active IN (1, 4)";
@@ -111,6 +116,17 @@ pub(crate) struct Recovery {
     pub(crate) bad: usize,
     /// Jobs of which only the name is left.
     pub(crate) lost: Vec<String>,
+}
+
+impl Recovery {
+    /// What the database may lack because of it.
+    pub(crate) fn missing(&self) -> Missing {
+        match self.kept {
+            _ if self.bad > 0 || !self.lost.is_empty() => Missing::Any,
+            Some(_) => Missing::Nothing,
+            None => Missing::Later,
+        }
+    }
 }
 
 /// A database that passed the checks.

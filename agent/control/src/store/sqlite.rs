@@ -307,6 +307,12 @@ impl Store for Sqlite {
             documents: self.documents().await?,
             last_seq: last_seq.map_err(|source| StoreError::Read { what: "the jobs", source })?,
             mended: self.mended,
+            missing: self
+                .recovery
+                .as_ref()
+                .filter(|_| self.mended)
+                .map(Recovery::missing)
+                .unwrap_or_default(),
         })
     }
 

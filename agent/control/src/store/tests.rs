@@ -1,14 +1,15 @@
 use super::sqlite::Sqlite;
 use super::*;
 use agent_model::job::{JobDraft, WantedEnd};
+use agent_model::protocol::grant::PlacedAt;
 use agent_model::{Code, Digest, Fault, Verdict};
 
 /// A job that waits.
 pub(crate) fn job(name: &str, seq: u64) -> JobRecord {
-    let spec = JobDraft { command: "true".into(), ..JobDraft::default() }.validate().unwrap();
-    let (id, request) = (name.parse().unwrap(), format!("request-{name}"));
     let owner = Some(Principal::Local { uid: 1 });
-    JobRecord { seq, owner, ..JobRecord::new(id, request, spec, Timestamp(seq)) }
+    let spec = JobDraft { command: "true".into(), owner, ..JobDraft::default() }.validate().unwrap();
+    let (id, request) = (name.parse().unwrap(), format!("request-{name}"));
+    JobRecord { seq, ..JobRecord::new(id, request, spec, Timestamp(seq)) }
 }
 
 fn event(job: &str, text: &str) -> Event {
@@ -42,6 +43,8 @@ fn full(name: &str, seq: u64) -> JobRecord {
             detail: "x".into(),
             ready: None,
             preempted: true,
+            placed: Some(PlacedAt { life: "l".into(), commit: 3 }),
+            adopted: true,
         }],
         outcome: Some(Outcome {
             verdict: Verdict::Failed,

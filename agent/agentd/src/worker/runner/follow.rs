@@ -187,6 +187,7 @@ impl Runner {
         let (mut backoff, mut again) = (Backoff::default(), Instant::now());
         let mut gpus = self.worker.gpus.changes();
         let mut notices = self.worker.preemptions.changes();
+        let mut given = self.given.clone();
         self.tell_trouble(detail);
         loop {
             let written = *progress.borrow_and_update();
@@ -201,12 +202,25 @@ impl Runner {
                 }
                 Ok(()) = desired.changed() => backoff.reset(),
                 Ok(()) = notices.changed() => backoff.reset(),
+                Ok(()) = given.changed() => {
+                    self.keep_given().await;
+                    continue;
+                }
                 () = tokio::time::sleep_until(again) => {}
             }
             let wanted = desired.borrow_and_update().clone();
             self.heed_notice().await;
             let heard = self.obey(running, &wanted, detail).await;
             again = Instant::now() + if heard { ASK_EVERY } else { backoff.next() };
+        }
+    }
+
+    /// Journals another proof of what runs. The controller brings it again if this cannot be written.
+    async fn keep_given(&mut self) {
+        if self.take_given()
+            && let Err(error) = self.worker.journal.enter(&self.record).await
+        {
+            warn!(replica = %self.record.replica, %error, "cannot keep the proof of what runs");
         }
     }
 

@@ -191,7 +191,8 @@ fn runner(
         outcome: None,
     };
     let (publish, view) = watch::channel(view);
-    (Runner::new(worker.clone(), record, wanted, publish, Arc::new(Notify::new())), desired, view)
+    let orders = Orders { desired: wanted, given: watch::channel(None).1 };
+    (Runner::new(worker.clone(), record, orders, publish, Arc::new(Notify::new())), desired, view)
 }
 
 fn fault(step: Step<impl Sized>) -> Code {

@@ -331,9 +331,7 @@ impl Node {
             step: step.to_string(),
             detail: String::new(),
             started_ms: if step >= ReplicaStep::Running { 5 } else { 0 },
-            spec: None,
-            ready: None,
-            preempted: false,
+            ..v1::HeldReplica::default()
         });
         self.report().await;
     }

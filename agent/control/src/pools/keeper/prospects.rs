@@ -74,6 +74,7 @@ impl Keeper {
             gangs: seen.is_none_or(|seen| seen.gangs),
             kept: Default::default(),
             taken: Vec::new(),
+            barred: Default::default(),
         }
     }
 

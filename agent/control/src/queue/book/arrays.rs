@@ -36,7 +36,6 @@ impl JobRecord {
     fn waiting_task(&self, index: u32) -> Option<JobRecord> {
         let tasks = self.tasks.as_ref().filter(|tasks| tasks.waiting.contains(index))?;
         Some(JobRecord {
-            owner: self.owner.clone(),
             epoch: tasks.after,
             uncharged: tasks.after.0,
             is_task: true,

@@ -24,6 +24,7 @@ use agent_model::protocol::orders::Obeyed;
 use agent_model::words::count;
 use agent_model::{Boot, JobId, JobSpec, NodeId, Preemption, ReplicaId, ReplicaStep, Timestamp};
 
+use super::adopt::{Described, Unproved};
 use super::jobs::Jobs;
 use super::{DeclaredLost, Moment, Retirement};
 use crate::lease::Contacts;
@@ -44,6 +45,8 @@ pub(crate) struct Report {
     pub(crate) replicas: Vec<Held>,
     /// Its machine will be taken away, as its provider says.
     pub(crate) preemption: Option<Preemption>,
+    /// It is the node of the controller's own machine, which is believed about what it was given.
+    pub(crate) own: bool,
 }
 
 impl Report {
@@ -61,8 +64,8 @@ pub(crate) struct Held {
     pub(crate) started_at: Option<Timestamp>,
     /// The node has evidence that it is running.
     pub(crate) alive: bool,
-    /// The job that was ordered, if the node was asked for it.
-    pub(crate) spec: Option<JobSpec>,
+    /// What was ordered, if the node was asked for it.
+    pub(crate) described: Option<Described>,
     /// Of a rank of a gang, from when it could start.
     pub(crate) ready: Option<Ready>,
     /// It ends because the machine will be taken away.
@@ -84,6 +87,8 @@ pub(crate) struct NodeState {
     pub(crate) linked: bool,
     /// The jobs placed on it.
     pub(crate) jobs: BTreeSet<JobId>,
+    /// What it holds and cannot prove that it was given.
+    pub(crate) unproved: Vec<Unproved>,
     /// What it has of what jobs need.
     kept: Arc<NodeCache>,
     leaving: Leaving,
@@ -109,6 +114,7 @@ impl NodeState {
             controller_epoch,
             linked: false,
             jobs: BTreeSet::new(),
+            unproved: Vec::new(),
             kept: Arc::default(),
             leaving: Leaving::No,
         }
@@ -168,8 +174,15 @@ impl NodeState {
             let job = jobs.get(id)?;
             let longest = super::longest(&job.spec).zip(job.started_at);
             let ends = longest.map(|(longest, started)| longest.saturating_sub(now.since(started)));
-            let owner = job.owner.as_ref().map(ToString::to_string);
+            let owner = job.owner().map(ToString::to_string);
             Some(Taken { job: id.clone(), owner, size: Size::of(&job.spec.resources), ends })
+        };
+        // They take what they say that they were given, and nobody is charged for it.
+        let unproved = |one: &Unproved| Taken {
+            job: one.replica.job.clone(),
+            owner: None,
+            size: one.spec.as_ref().map(|spec| Size::of(&spec.resources)).unwrap_or_default(),
+            ends: None,
         };
         Room {
             node: self.record.id.clone(),
@@ -182,7 +195,8 @@ impl NodeState {
             labels: inventory.labels.clone(),
             gangs: inventory.gangs,
             kept: Arc::clone(&self.kept),
-            taken: self.jobs.iter().filter_map(taken).collect(),
+            taken: self.jobs.iter().filter_map(taken).chain(self.unproved.iter().map(unproved)).collect(),
+            barred: self.unproved.iter().map(|one| one.replica.job.clone()).collect(),
         }
     }
 
@@ -311,16 +325,6 @@ impl Fleet {
         self.get(id).map_or(self.controller_epoch, |node| node.controller_epoch)
     }
 
-    /// Adds a node that is on its way, and may have jobs before it was ever heard.
-    pub(super) fn expect(&mut self, id: &NodeId, now: Moment) {
-        let epoch = self.controller_epoch;
-        let expected = || {
-            self.unwritten.insert(id.clone());
-            NodeState::unknown(id, epoch, now)
-        };
-        self.nodes.entry(id.clone()).or_insert_with(expected);
-    }
-
     /// Takes in a node's report about itself; `None` when a later report overtook this one.
     pub(super) fn hear(&mut self, report: &Report, now: Moment) -> Option<Heard> {
         let (id, controller_epoch) = (&report.node, self.controller_epoch);
@@ -355,6 +359,15 @@ impl Fleet {
         report
             .obeyed
             .is_some_and(|obeyed| present(obeyed.controller_epoch) || broken!(ControllerEpochNotChecked))
+    }
+
+    /// What a node holds that is not proved; true if that changed.
+    pub(super) fn set_unproved(&mut self, id: &NodeId, unproved: Vec<Unproved>) -> bool {
+        let Some(node) = self.nodes.get_mut(id) else { return false };
+        let names = |list: &[Unproved]| list.iter().map(|one| one.replica.clone()).collect::<Vec<_>>();
+        let changed = names(&node.unproved) != names(&unproved);
+        node.unproved = unproved;
+        changed
     }
 
     /// A node that was awaited has reported what it runs.

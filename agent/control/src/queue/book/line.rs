@@ -78,7 +78,7 @@ pub(super) fn pending(job: &JobRecord) -> Pending {
         wants: job.spec.resources.clone(),
         needs: JobNeeds::of(&job.spec),
         priority: job.spec.priority,
-        owner: job.owner.as_ref().map(Principal::to_string),
+        owner: job.owner().map(Principal::to_string),
         longest: super::longest(&job.spec),
         python: scheduler::python_of(&job.spec.environment).map(str::to_owned),
         avoid: job.avoid.clone(),

@@ -44,7 +44,7 @@ impl Book {
     pub(super) fn name_outputs(&mut self, id: &JobId, now: Moment) {
         let Some(job) = self.jobs.get(id).filter(|job| !job.named.is_empty()) else { return };
         let job = std::sync::Arc::clone(job);
-        let owner = job.owner.as_ref().or(job.spec.owner.as_ref());
+        let owner = job.owner();
         let mut named = BTreeMap::new();
         if job.state == JobState::Completed {
             for (output, found) in &job.named {

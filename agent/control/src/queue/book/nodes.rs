@@ -244,6 +244,7 @@ impl Book {
             self.lose_on(job, id, &Fault::new(Code::NodeLost, format!("{id} was removed by {who}")), now);
         }
         self.fleet.remove(id);
+        self.strangers.forget_node(id);
         RemovedNode::Done(jobs)
     }
 

@@ -76,11 +76,15 @@ impl Book {
         if !self.jobs.advance(id, JobEvent::Placed) {
             return;
         }
-        let fleet = &mut self.fleet;
+        let (fleet, lives) = (&mut self.fleet, &mut self.lives);
         self.jobs.edit(id, |job| {
-            (job.epoch, job.not_before, job.started_at) = (job.epoch.next(), None, None);
+            let epoch = lives.next(job.epoch);
+            job.uncharged += epoch.0 - job.epoch.next().0; // a gap is no failure
+            (job.epoch, job.not_before, job.started_at) = (epoch, None, None);
+            let mark = lives.mark();
             let replica = |(rank, node)| ReplicaRecord {
                 rank,
+                placed: Some(mark.clone()),
                 ..ReplicaRecord::on(node, fleet.get(node).map_or("", |node| &node.record.boot_id))
             };
             job.replicas = (0..).zip(nodes).map(replica).collect();
@@ -104,8 +108,8 @@ impl Book {
     pub(super) fn requeue(&mut self, id: &JobId, fault: &Fault, node: NodeId, now: Moment) {
         self.leave_node(id);
         let Some(job) = self.jobs.get(id) else { return };
-        let next = job.epoch.0 + 1;
-        let counted = u32::try_from(next - job.uncharged).unwrap_or(u32::MAX);
+        let next = self.lives.next(job.epoch);
+        let counted = u32::try_from(job.epoch.0 + 1 - job.uncharged).unwrap_or(u32::MAX);
         let wait = match fault.retry {
             _ if fault.code == Code::Preempted => Duration::ZERO,
             Retry::SameNode => Duration::ZERO,

@@ -20,19 +20,14 @@ pub(super) fn moment(seconds: u64, start: Boot) -> Moment {
 pub(super) fn submission(name: &str, priority: Priority, attempts: u32) -> Submission {
     let draft = JobDraft {
         command: "true".into(),
+        owner: Some(agent_model::Principal::Local { uid: 1 }),
         priority,
         resources: Resources::default(),
         retry: RetryPolicy { max_attempts: attempts, backoff: Duration::from_secs(10) },
         ..JobDraft::default()
     };
     let spec = draft.validate().unwrap();
-    Submission {
-        request: format!("r-{name}"),
-        id: name.parse().unwrap(),
-        spec,
-        owner: Principal::Local { uid: 1 },
-        after: Epoch::default(),
-    }
+    Submission { request: format!("r-{name}"), id: name.parse().unwrap(), spec, after: Epoch::default() }
 }
 
 pub(super) fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
@@ -45,6 +40,7 @@ pub(super) fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
         load: Load::default(),
         replicas,
         preemption: None,
+        own: false,
     }
 }
 
@@ -63,7 +59,7 @@ pub(super) fn held(replica: ReplicaId, step: ReplicaStep) -> Held {
         detail: String::new(),
         started_at: None,
         alive: true,
-        spec: None,
+        described: None,
         ready: None,
         preempted: false,
     }

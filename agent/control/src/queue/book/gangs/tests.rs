@@ -80,7 +80,7 @@ impl Bed {
     fn told(&self, rank: usize) -> Option<Gang> {
         let orders = self.book.orders(&format!("n{rank}").parse().unwrap());
         orders.list.into_iter().find_map(|Order { desired, .. }| match desired {
-            Desired::Run(_, _, gang) => gang,
+            Desired::Run { gang, .. } => gang,
             _ => None,
         })
     }

@@ -283,7 +283,7 @@ fn begins_with(bed: &Bed, id: &JobId) -> Option<(u64, u64, bool)> {
     let job = bed.job(id);
     let orders = bed.book.orders(&job.replicas[0].node);
     orders.list.into_iter().find_map(|order| match order.desired {
-        crate::lease::Desired::Run(spec, ..) => {
+        crate::lease::Desired::Run { spec, .. } => {
             spec.resumes.map(|left| (left.attempt.0, left.artifacts.files, left.is_earlier))
         }
         _ => None,
