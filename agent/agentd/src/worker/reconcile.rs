@@ -13,19 +13,19 @@
 //! watched [`ReplicaView`]; `changed` wakes this task. Started by `crate::roles`.
 
 mod conversation;
+mod meaning;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use agent_model::job::Limits;
 use agent_model::node::{Inventory, Load};
 use agent_model::protocol::grant::Given;
-use agent_model::protocol::orders::{Action, Desired, EnvironmentWant, OrderFence, Stamps, Wanted, decide};
+use agent_model::protocol::orders::{Action, Desired, OrderFence, Stamps, decide};
 use agent_model::{Boot, Code, Fault, JobSpec, ReplicaId, ReplicaStep, Timestamp, causes, failpoint, ids};
+use agent_proto::v1;
 use agent_proto::v1::worker_client::WorkerClient;
-use agent_proto::{WireError, v1};
 use agent_shim::JobDir;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -36,6 +36,7 @@ use tonic::transport::Channel;
 use tracing::{debug, error, info, warn};
 
 use self::conversation::Conversation;
+use self::meaning::{asked, given_by, understand, wish};
 use super::backoff::Backoff;
 use super::environments::Wish;
 use super::journal::Record;
@@ -545,79 +546,4 @@ fn to_wire(replica: &ReplicaId, view: &ReplicaView, has_runner: bool) -> Option<
         preempted: view.preempted,
         ..v1::HeldReplica::default()
     })
-}
-
-/// The replicas that the controller wants described.
-fn asked(orders: &v1::NodeOrders) -> BTreeSet<ReplicaId> {
-    let describe = |order: &&v1::Order| matches!(order.desired, Some(v1::order::Desired::Describe(_)));
-    orders.orders.iter().filter(describe).filter_map(|order| order.replica.parse().ok()).collect()
-}
-
-/// The wish for an environment; `None` for an unknown wish of another release.
-fn wish(order: &v1::EnvironmentOrder) -> Option<Wish> {
-    let want = EnvironmentWant::parse(&order.want)?;
-    Some(Wish { key: order.key.clone(), want })
-}
-
-/// What an order gives, and the proof of it, if it brings one.
-fn given_by(order: &v1::Order) -> Option<(ReplicaId, Given)> {
-    let Some(v1::order::Desired::Run(run)) = &order.desired else { return None };
-    let given = Given { document: run.document.clone(), grant: run.grant.clone()?.into() };
-    Some((order.replica.parse().ok()?, given))
-}
-
-/// The meaning of an order; `None` when it does not even name a replica.
-fn understand(order: v1::Order) -> Option<(ReplicaId, Wanted)> {
-    let replica =
-        order.replica.parse::<ReplicaId>().inspect_err(|error| warn!(%error, "a strange order")).ok()?;
-    let wanted = wanted(order.desired).unwrap_or_else(|error| {
-        error!(%replica, %error, "cannot understand order: it is left undone");
-        Wanted::Unclear
-    });
-    Some((replica, wanted))
-}
-
-fn wanted(desired: Option<v1::order::Desired>) -> Result<Wanted, WireError> {
-    use v1::order::Desired as Wire;
-    Ok(match desired.ok_or(WireError::Missing("order.desired"))? {
-        Wire::Run(run) => {
-            let until = (run.until_ms > 0).then(|| Boot::from_millis(run.until_ms));
-            let gang = run.gang.map(TryInto::try_into).transpose()?;
-            Wanted::Run(ordered(&run.document, run.spec)?, until, gang)
-        }
-        Wire::Stop(stop) => {
-            let grace = stop.grace.and_then(|grace| grace.try_into().ok()).unwrap_or(Limits::DEFAULT_GRACE);
-            Wanted::Other(Desired::Stop { grace, reason: stop.reason })
-        }
-        Wire::Forget(_) => Wanted::Other(Desired::Forget),
-        Wire::Describe(_) => Wanted::Other(Desired::Run { until: None, gang: None }),
-    })
-}
-
-/// The job of an order: its document, or the message of a controller of the release before.
-fn ordered(document: &str, message: Option<v1::JobSpec>) -> Result<JobSpec, WireError> {
-    if document.is_empty() {
-        return message.ok_or(WireError::Missing("run.spec"))?.try_into();
-    }
-    let odd = |error: serde_json::Error| WireError::Value { field: "run.document", value: error.to_string() };
-    serde_json::from_str(document).map_err(odd)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id(text: &str) -> ReplicaId {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn test_order_of_a_stranger_release_changes_nothing() {
-        let order = v1::Order {
-            replica: "a.1.0".into(),
-            desired: Some(v1::order::Desired::Run(v1::RunOrder::default())),
-        };
-        assert_eq!(understand(order), Some((id("a.1.0"), Wanted::Unclear)));
-        assert_eq!(understand(v1::Order { replica: "a".into(), desired: None }), None);
-    }
 }
