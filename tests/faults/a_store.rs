@@ -13,7 +13,7 @@ use agent_tests::finish;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::link::Way;
 
-use crate::faults::judge::{broken, contents, instances, whole};
+use crate::faults::judge::{broken, contents, instances, whole, whole_after_loss};
 use crate::faults::look::{PYTHON, command};
 use agent_tests::table::{Row, Scale, Tally};
 
@@ -217,7 +217,9 @@ fn damage(tally: &mut Tally, scale: &Scale) {
         fs::write(go, "").expect("the sign to end");
         for job in &all {
             let lines = if live.contains(job) { LINES } else { 20 };
-            tally.case(&format!("the end of {job}"), || whole(&fleet, job, lines));
+            tally.case(&format!("the end of {job}"), || {
+                whole_after_loss(&fleet, job, lines);
+            });
         }
         let cases = scale.of(6, 10);
         tally.note(format!(

@@ -16,14 +16,20 @@ use crate::faults::look;
 /// The job ended well in its first attempt, was executed once, and all its lines are there.
 #[track_caller]
 pub(crate) fn whole(fleet: &Fleet, job: &str, lines: u64) {
+    assert_eq!(whole_after_loss(fleet, job, lines), 1, "{job}");
+}
+
+/// The same where the controller lost records: the number of the first attempt may be above a gap. Returns it.
+#[track_caller]
+pub(crate) fn whole_after_loss(fleet: &Fleet, job: &str, lines: u64) -> u64 {
     let ended = fleet.client.ended(job);
-    // The first attempt; after a loss of records its number is above a gap.
     assert!(ended.state == "Completed" && (ended.epoch == 1 || ended.epoch > 1000), "{ended:?}");
     let found = witness::lines(&fleet.client.log(job, "job"), lines);
     assert!(found.is_whole() && found.read == lines, "{job}: {found:?}");
     let execs = fleet.witness.execs();
     let ran: Vec<_> = execs.iter().filter(|((of, _), _)| of == job).collect();
     assert_eq!(ran, [(&(job.to_owned(), ended.epoch), &1)], "{job} was executed {execs:?}");
+    ended.epoch
 }
 
 /// What the job is said to have come to is what it came to: `Completed` only with its last words, its exit

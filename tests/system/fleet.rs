@@ -31,9 +31,14 @@ impl Site {
     }
 
     fn with(variables: &[(&str, &str)]) -> Site {
+        Site::configured("roles: controller\n", variables)
+    }
+
+    /// The same with these lines of configuration.
+    fn configured(lines: &str, variables: &[(&str, &str)]) -> Site {
         let home = tempfile::Builder::new().prefix("fleet-").tempdir().unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let config = format!("roles: controller\nlisten: 0.0.0.0:{port}\ndisk_reserve: 64MiB\n");
+        let config = format!("{lines}listen: 0.0.0.0:{port}\ndisk_reserve: 64MiB\n");
         let mut controller = Daemon::new(home.path().join("c"), config);
         variables.iter().for_each(|(name, value)| controller.set(name, value));
         let mut site = Site { home, controller, nodes: Vec::new(), port };

@@ -14,7 +14,7 @@ use agent_model::{Artifacts, Digest, JobDraft, Outcome};
 
 use crate::assets::{self, Assets, Naming};
 use crate::queue::Queue;
-use crate::store::{Among, JobRecord, RankEnd, Recovery, Store};
+use crate::store::{Among, JobRecord, Missing, RankEnd, Recovery, Store};
 
 /// The name under which the collector knows the controller.
 pub(crate) const USER: &str = "the controller";
@@ -101,7 +101,7 @@ async fn collect(queue: &Queue, store: &dyn Store, assets: &Assets) -> Result<Ve
 /// Whether the database still knows every job.
 fn known(recovery: &Recovery) -> Result<(), Unknown> {
     match &recovery.kept {
-        Some(_) if recovery.bad == 0 && recovery.lost.is_empty() => Ok(()),
+        _ if recovery.missing() == Missing::Nothing => Ok(()),
         Some(kept) => Err(Unknown(format!(
             "its database was damaged, and what jobs left that are gone from it is not known; remove {} when \
              nobody needs it any more",

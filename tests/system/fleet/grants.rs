@@ -1,7 +1,7 @@
 //! A node is believed about what it was given, and about nothing else; and a name belongs to its machine.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_identity::{Authority, Credentials};
@@ -187,7 +187,7 @@ fn test_a_node_takes_over_no_job_and_plants_none() {
             v1::HeldReplica { spec: Some(spec.clone()), ..running(&later) },
             v1::HeldReplica { spec: Some(spec), ..running(planted) },
         ],
-        vec![v1::HeldReplica { ..real.clone() }],
+        vec![real.clone()],
     ];
     for held in tries {
         let orders = rogue.report(&held);
@@ -229,6 +229,16 @@ fn restore(site: &mut Site, from: &str) {
     site.start_controller();
 }
 
+/// The node that was added last joins with a new token.
+fn join_again(site: &mut Site, name: &str) {
+    let mut node = site.nodes.pop().unwrap();
+    node.stop();
+    site.join(&node, "127.0.0.1", &site.token(&[])).ok();
+    node.spawn();
+    site.nodes.push(node);
+    site.until_ready(name);
+}
+
 #[test]
 fn test_after_a_restore_what_is_proved_goes_on_and_what_ended_before_does_not() {
     let mut site = site();
@@ -254,20 +264,13 @@ fn test_after_a_restore_what_is_proved_goes_on_and_what_ended_before_does_not() 
     assert_eq!((&adopted["owner"], &adopted["attempt"]), (&"user ada".into(), &1.into()), "{adopted}");
 
     // The later node is not known any more, and comes back with a token: it keeps what it was given.
-    let token = site.token(&[]);
-    let mut node = site.nodes.pop().unwrap();
-    node.stop();
-    site.join(&node, "127.0.0.2", &token).ok();
-    node.spawn();
-    site.nodes.push(node);
-    site.until_ready("n1");
+    join_again(&mut site, "n1");
     until(&site, &newer, "Running");
     assert_eq!(job(&site, &newer)["owner"], "user ada");
 
     // What ended before the backup says nothing new, whoever shows it.
-    let shown_again = v1::HeldReplica { replica: old.replica.clone(), ..old };
     let mut rogue = Rogue::join(&site);
-    assert!(rogue.report(&[shown_again]).is_empty(), "its end is on record");
+    assert!(rogue.report(&[old]).is_empty(), "its end is on record");
     assert_eq!(job(&site, &before)["state"], "Completed");
 
     for name in ["later", "newer"] {
@@ -292,6 +295,7 @@ fn test_without_the_key_or_after_a_removal_nothing_is_proved_until_somebody_says
     let [kept, ended] = ["kept", "ended"].map(|name| gated(&site, name));
     until(&site, &kept, "Running");
     until(&site, &ended, "Running");
+    let old_key = shown(&site.nodes[0], "kept.1.0").grant.unwrap().key;
     fs::remove_file(site.path("backup").join("grant.keys")).unwrap();
     restore(&mut site, "backup");
     site.until_ready("n0");
@@ -313,32 +317,24 @@ fn test_without_the_key_or_after_a_removal_nothing_is_proved_until_somebody_says
     assert!(dir.exists(), "its directory is kept");
 
     // It is proved again from now on: another restore finds it.
-    let new_key = site.controller.state().join("controller/grant.keys");
-    let given = || shown_in_journal(&site.nodes[0], "kept.1.0");
     eventually("the new proof is kept", SOON, || {
-        let name = given()?;
-        fs::read_to_string(&new_key).ok().and_then(|_| (!name.is_empty()).then_some(()))
+        (key_in_journal(&site.nodes[0], "kept.1.0")? != old_key).then_some(())
     });
-    fs::copy(&new_key, site.path("backup").join("grant.keys")).unwrap();
+    let new_key = site.controller.state().join("controller/grant.keys");
+    fs::copy(new_key, site.path("backup").join("grant.keys")).unwrap();
     site.nodes[0].bounce();
     restore(&mut site, "backup");
     until(&site, &kept, "Running");
 
     // After a removal the same machine proves nothing of before.
     site.ctl(&["node", "remove", "n0", "--lose-jobs"]).ok();
-    let token = site.token(&[]);
-    let mut node = site.nodes.pop().unwrap();
-    node.stop();
-    site.join(&node, "127.0.0.1", &token).ok();
-    node.spawn();
-    site.nodes.push(node);
-    site.until_ready("n0");
+    join_again(&mut site, "n0");
     assert_ne!(job(&site, &kept)["state"], "Running", "it counts as lost");
     fs::write(site.path("go-kept"), "").unwrap();
 }
 
 /// The name of the key of the grant that the journal of a node has.
-fn shown_in_journal(node: &Daemon, replica: &str) -> Option<String> {
+fn key_in_journal(node: &Daemon, replica: &str) -> Option<String> {
     let journal = fs::read(node.state().join("journal.db-wal")).ok()?;
     let text = String::from_utf8_lossy(&journal);
     let at = text.rfind(&format!("\"replica\":\"{replica}\""))?;
@@ -348,17 +344,12 @@ fn shown_in_journal(node: &Daemon, replica: &str) -> Option<String> {
 
 #[test]
 fn test_a_name_on_record_is_taken_also_that_of_the_controllers_own_node() {
-    let home = tempfile::Builder::new().prefix("fleet-").tempdir().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let config = format!("node_name: box\nslots: 2\nlisten: 0.0.0.0:{port}\ndisk_reserve: 64MiB\n");
-    let controller = Daemon::new(home.path().join("c"), config);
-    let mut site = Site { home, controller, nodes: Vec::new(), port };
-    site.start_controller();
+    let site = Site::configured("node_name: box\nslots: 2\n", &[]);
     site.until_ready("box");
     let impostor = Daemon::new(site.path("x"), "node_name: box\ndisk_reserve: 64MiB\n".into());
     let refused = site.join(&impostor, "127.0.0.1", &site.token(&[]));
     assert!(refused.code != 0 && refused.stderr.contains("NODE-110"), "{refused:?}");
-    assert!(!Path::new(&impostor.state().join("identity.json")).exists());
+    assert!(!impostor.state().join("identity.json").exists());
     // The box goes on working.
     let project = site.project("root", "command: 'echo mine'\n");
     assert!(site.ctl(&["run", &project]).ok().stdout.contains("mine"));

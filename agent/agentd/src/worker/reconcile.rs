@@ -376,7 +376,13 @@ impl Reconciler {
         let mut given: BTreeMap<ReplicaId, Given> = orders.orders.iter().filter_map(given_by).collect();
         for (replica, held) in &self.held {
             if let Some(given) = given.remove(replica) {
-                held.given.send_if_modified(|known| known.replace(given.clone()).as_ref() != Some(&given));
+                held.given.send_if_modified(|known| {
+                    let differs = known.as_ref() != Some(&given);
+                    if differs {
+                        *known = Some(given);
+                    }
+                    differs
+                });
             }
         }
         given

@@ -61,6 +61,14 @@ impl Peer {
         }
     }
 
+    /// The certificate that it presented, if it has one.
+    pub(super) fn certificate(&self) -> Option<&Certified> {
+        match self {
+            Peer::Certified { certificate, .. } => Some(certificate),
+            Peer::Local { .. } | Peer::Nobody { .. } => None,
+        }
+    }
+
     fn from(&self) -> &str {
         match self {
             Peer::Local { .. } => "",
@@ -293,11 +301,8 @@ impl Caller {
     }
 
     /// The caller's certificate, if there is one.
-    pub(super) fn certificate(&self) -> Option<Certified> {
-        match &self.peer {
-            Peer::Certified { certificate, .. } => Some(certificate.clone()),
-            Peer::Local { .. } | Peer::Nobody { .. } => None,
-        }
+    pub(super) fn certificate(&self) -> Option<&Certified> {
+        self.peer.certificate()
     }
 
     /// Notes the object of the call: `job train-1`.

@@ -318,10 +318,7 @@ impl v1::identity_server::Identity for Services {
         request: Request<v1::JoinRequest>,
     ) -> Result<Response<v1::CertificateResponse>, Status> {
         About::of(&request).inspect(|about| about.say(format!("node {}", request.get_ref().node)));
-        let shown = match request.extensions().get::<Peer>() {
-            Some(Peer::Certified { certificate, .. }) => Some(certificate.clone()),
-            Some(Peer::Local { .. } | Peer::Nobody { .. }) | None => None,
-        };
+        let shown = request.extensions().get::<Peer>().and_then(Peer::certificate).cloned();
         Ok(Response::new(Services::join(self, request.into_inner(), shown).await?))
     }
 
@@ -343,7 +340,7 @@ impl v1::identity_server::Identity for Services {
         let certificate = caller.certificate();
         let certificate =
             certificate.ok_or_else(|| Refusal::from(invalid("this machine needs no certificate")))?;
-        Ok(Response::new(Services::renew(self, &certificate, request.into_inner()).await?))
+        Ok(Response::new(Services::renew(self, certificate, request.into_inner()).await?))
     }
 
     async fn create_token(

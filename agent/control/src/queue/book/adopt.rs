@@ -234,7 +234,7 @@ impl Book {
         }
         let Some(stranger) = self.strangers.0.get(&(report.node.clone(), replica.clone())) else { return };
         let (known, asked, trusted) = (stranger.known, stranger.asked, report.own || stranger.vouched);
-        let spec = held.described.as_ref().and_then(|described| described.spec.clone());
+        let spec = held.described_spec();
         let proved = match &held.described {
             _ if matches!(known, Known::Ended | Known::Unasked) => return,
             _ if known == Known::Odd => Err(Doubt::Contradicts),
@@ -399,7 +399,7 @@ impl Book {
             );
             self.jobs.tell(id, Some(node), now, text);
         }
-        let spec = held.described.as_ref().and_then(|described| described.spec.clone());
+        let spec = held.described_spec();
         self.doubt(node, &held.replica, Doubt::Contradicts, spec);
     }
 

@@ -72,6 +72,13 @@ pub(crate) struct Held {
     pub(crate) preempted: bool,
 }
 
+impl Held {
+    /// What its node says that it runs.
+    pub(super) fn described_spec(&self) -> Option<JobSpec> {
+        self.described.as_ref()?.spec.clone()
+    }
+}
+
 /// A node, with the part of its state that is not stored.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeState {
@@ -364,8 +371,8 @@ impl Fleet {
     /// What a node holds that is not proved; true if that changed.
     pub(super) fn set_unproved(&mut self, id: &NodeId, unproved: Vec<Unproved>) -> bool {
         let Some(node) = self.nodes.get_mut(id) else { return false };
-        let names = |list: &[Unproved]| list.iter().map(|one| one.replica.clone()).collect::<Vec<_>>();
-        let changed = names(&node.unproved) != names(&unproved);
+        let [before, now] = [&node.unproved, &unproved].map(|list| list.iter().map(|one| &one.replica));
+        let changed = !before.eq(now);
         node.unproved = unproved;
         changed
     }
