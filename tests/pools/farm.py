@@ -53,6 +53,7 @@ def start(machine_id, name):
         return
     words = f"--user --config {home}/agentd.yaml --state-dir {home}/state"
     script = (
+        f"while grep -qs asleep {HOME}/mood; do sleep 0.1; done; "
         f"until {AGENTD} join {ASKED['join']['address']} --token-file {home}/token {words} >{home}/join.log 2>&1; do sleep 1; done; "
         f"exec {AGENTD} run {words} >{home}/agentd.log 2>&1"
     )

@@ -331,10 +331,14 @@ fn care(tally: &mut Tally, _: &Scale) {
         pool.empties();
     });
     tally.case("the controller is killed while a machine is made, and makes no second one", || {
-        set_mood(&bed, "late");
+        let tries = calls(&bed, "create");
+        set_mood(&bed, "late asleep");
         let id = bed.client.submit(&job("echo done", 1));
         eventually("a machine is made", SOON, || (bed.machines() == 1).then_some(()));
+        set_mood(&bed, "asleep");
         bed.controller.bounce();
+        eventually("it is tried again", SOON, || (calls(&bed, "create") >= tries + 2).then_some(()));
+        // It shows the token of the first try.
         set_mood(&bed, "");
         assert_eq!(bed.client.ended(&id).state, "Completed");
         assert_eq!(bed.machines(), 1);

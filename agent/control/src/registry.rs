@@ -170,9 +170,9 @@ impl Registry {
                 false => Err(TokenRefused::NameTaken),
             };
         }
+        // Each try of a pool to make a machine has a token for its name, and the machine may show any of them.
         let is_reserved = |token: &TokenRecord| token.node.as_ref() == Some(node) && token.until >= now;
-        let is_taken =
-            is_known || self.tokens().iter().any(|other| other.hash != token.hash && is_reserved(other));
+        let is_taken = is_known || (token.node.is_none() && self.tokens().iter().any(is_reserved));
         if is_taken && kept.is_none() {
             return Err(TokenRefused::NameTaken);
         }
