@@ -58,8 +58,8 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
         merge: Part::Rows(&[
-            "L1", "L2", "C1", "C2", "U1", "U2", "U10", "H1", "H2", "H3", "K1", "K2", "K3", "K4", "O1", "O3",
-            "O4", "A1",
+            "L1", "L2", "C1", "C2", "U1", "U2", "U10", "U11", "U12", "H1", "H2", "H3", "K1", "K2", "K3",
+            "K4", "O1", "O3", "O4", "A1",
         ]),
         after: &[(ENGINE, Part::Rows(&["U10", "H4", "H5"]))],
         long: &[("O3", 105), ("H1", 45)],

@@ -1,20 +1,28 @@
 //! What is left where environments are made, by packages, interpreters and builders: it must lead the daemon nowhere.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
 use agent_tests::channel::Channel;
-use agent_tests::copy_program;
+use agent_tests::split::{KEEPER, split_with};
 use agent_tests::table::{Row, Scale, Tally};
+use agent_tests::{Host, SOON, copy_program, eventually};
 
-use crate::boundaries::users::{ENDED, GAMES, hostile_package, is_the_daemons, shared, submitted, witness};
+use crate::boundaries::helper::{begun, needs, slow_package};
+use crate::boundaries::users::{
+    ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, shared, submitted, witness,
+};
 
-pub(crate) const ROWS: &[Row] = &[Row {
-    id: "U10",
-    promise: "scripts of conda packages run as nobody, and what builders leave leads the daemon nowhere",
-    run: led_astray,
-}];
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        id: "U10",
+        promise: "scripts of conda packages run as nobody, and what builders leave leads the daemon nowhere",
+        run: led_astray,
+    },
+    Row { id: "U11", promise: "the build of one user does not reach the build of another", run: of_root },
+    Row { id: "U12", promise: "nor does it where root's helper starts both", run: of_the_helper },
+];
 
 /// Where the script of the package `witnessing` tells what it is.
 const TOLD: &str = "/var/tmp/agent-env-witnessing";
@@ -74,4 +82,92 @@ fn led_astray(tally: &mut Tally, _: &Scale) {
         assert_eq!(state, "Completed", "{shown}");
     });
     tally.case("all of it is the daemon's", || is_the_daemons(&host, 0));
+}
+
+/// A user of both machines without an account, who has a home.
+const OTHER: u32 = 54_321;
+
+fn of_root(tally: &mut Tally, _: &Scale) {
+    let host = shared(&[("AGENTD_UV", "never"), ("AGENTD_SLOTS", "3")]);
+    let theirs = host.home().join(OTHER.to_string());
+    fs::create_dir(&theirs).expect("a directory");
+    chown(&theirs, Some(OTHER), Some(NOBODY)).expect("giving away needs root");
+    beside_another(tally, &host, 0);
+}
+
+fn of_the_helper(tally: &mut Tally, _: &Scale) {
+    let (host, _helper) = split_with(&[("AGENTD_UV", "never"), ("AGENTD_SLOTS", "3")]);
+    beside_another(tally, &host, KEEPER);
+}
+
+/// How long what the attacker leaves would run, which nothing else here does.
+const LEFT: &str = "7071.5";
+
+/// What a build tries on the one beside it: what it sees, and what it writes wherever it can.
+fn attack(host: &Host, witness: &Path) -> String {
+    format!(
+        r#"seen = []
+    pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+    for pid in pids:
+        try: seen.append(open("/proc/%s/cmdline" % pid).read() + " in " + os.readlink("/proc/%s/cwd" % pid))
+        except OSError: pass
+    for place in ["/tmp", "/dev/shm", "{state}"]:
+        for at, dirs, files in os.walk(place):
+            seen += [os.path.join(at, name) for name in dirs + files]
+            for file in [file for file in files if "victim" in file]:
+                try: open(os.path.join(at, file), "w").write("poison")
+                except OSError: pass
+    seen += subprocess.run(["ipcs", "-q"], capture_output=True, text=True).stdout.splitlines()
+    open("{w}/seen", "w").write("\n".join(seen))
+    open("/tmp/left-by-attacker", "w").write("x")
+    code = "import sys, time\nwhile True:\n    open(sys.prefix + '/late', 'a').write('x'); time.sleep(0.01)"
+    for words in ([sys.executable, "-c", code], ["sleep", "{LEFT}"]):
+        subprocess.Popen(words, start_new_session=True, env={{}}, stdin=subprocess.DEVNULL,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"#,
+        state = host.state().display(),
+        w = witness.display()
+    )
+}
+
+fn beside_another(tally: &mut Tally, host: &Host, daemon: u32) {
+    let dir = witness(host);
+    let waits = format!(
+        r#"own = os.environ["TMPDIR"] + "/victim"
+    for place in (own, "/tmp/victim", "/dev/shm/victim"): open(place, "w").write("mine")
+    subprocess.run(["ipcmk", "-Q"], stdout=subprocess.DEVNULL)
+    while not os.path.exists("{w}/go"): time.sleep(0.05)
+    for place in (own, "/tmp/victim", "/dev/shm/victim"): assert open(place).read() == "mine", place
+    assert os.listdir("/tmp") == ["victim"], os.listdir("/tmp")"#,
+        w = dir.display()
+    );
+    let victim = slow_package(host, "victim", &dir, &waits);
+    let attacker = slow_package(host, "attacker", &dir, &attack(host, &dir));
+    let hers = submitted(host, GAMES, "python -c 'import slow; print(slow.x)'", &needs(&victim));
+    eventually("the first is built", SOON, || (begun(&dir) == 1).then_some(()));
+    let his = submitted(host, OTHER, "echo ran", &needs(&attacker));
+    let state = host.wait_for(&his, ENDED);
+    let why = |job: &str| host.ctl(&["why", job]).stdout;
+    tally.case("a build has what it needs", || assert_eq!(state, "Completed", "{}", why(&his)));
+    let seen = fs::read_to_string(dir.join("seen")).unwrap_or_default();
+    tally.case("it sees no process, file or queue of the other", || {
+        assert!(seen.contains("pip") && seen.contains("attacker"), "it looked: {seen}");
+        assert!(!seen.contains("victim"), "{seen}");
+        assert!(!seen.contains("0x"), "{seen}");
+    });
+    tally.case("nothing that it left runs once its environment is recorded", || {
+        let lines = fs::read_dir("/proc").expect("processes").flatten();
+        let mut lines = lines.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+        assert!(!lines.any(|line| line.ends_with(format!("{LEFT}\0").as_bytes())));
+        let again = submitted(host, OTHER, "echo again", &needs(&attacker));
+        assert_eq!(host.wait_for(&again, ENDED), "Completed");
+        let log = why(&again);
+        assert!(!log.contains("was changed") && begun(&dir) == 2, "{log}");
+    });
+    fs::write(dir.join("go"), "").expect("a file");
+    let state = host.wait_for(&hers, ENDED);
+    tally.case("the other is built as if it were alone", || {
+        assert_eq!(state, "Completed", "{}", why(&hers));
+        assert_eq!(host.ctl(&["logs", &hers]).stdout, "1\n");
+    });
+    tally.case("all of it is the daemon's", || is_the_daemons(host, daemon));
 }

@@ -310,7 +310,7 @@ fn deep(tally: &mut Tally, _: &Scale) {
 }
 
 /// A package that says when it is built, and then takes a while.
-fn slow_package(host: &Host, name: &str, witness: &Path, build: &str) -> PathBuf {
+pub(crate) fn slow_package(host: &Host, name: &str, witness: &Path, build: &str) -> PathBuf {
     let package = host.home().join(name);
     fs::create_dir_all(&package).expect("a directory");
     let project = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n\
@@ -337,14 +337,14 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
     package
 }
 
-fn needs(package: &Path) -> String {
+pub(crate) fn needs(package: &Path) -> String {
     format!(
         "environment: {{python: /usr/bin/python3, requirements: ['slow @ file://{}']}}\n",
         package.display()
     )
 }
 
-fn begun(witness: &Path) -> usize {
+pub(crate) fn begun(witness: &Path) -> usize {
     fs::read_to_string(witness.join("begun")).unwrap_or_default().lines().count()
 }
 

@@ -23,7 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::size;
+use agent_shim::apart::{AS, ITSELF};
 use agent_shim::process::processor_time;
+use agent_shim::room::BuilderRoom;
 use agent_spawn::Program;
 use futures_util::FutureExt as _;
 use nix::sys::signal::{Signal, killpg};
@@ -71,8 +73,32 @@ pub struct Command {
     nice: i32,
     within: Option<Arc<MemoryGroup>>,
     leash: Option<Leash>,
-    /// The program that switches to another user, and that user.
-    becomes: Option<(PathBuf, u32)>,
+    becomes: Option<Becoming>,
+}
+
+/// What a child is started as, before it becomes its program.
+#[derive(Debug, Clone)]
+struct Becoming {
+    /// The program that does it.
+    shim: PathBuf,
+    /// The user, and the state directory, of which it sees a part; absent where it is the user of this process.
+    other: Option<(u32, PathBuf)>,
+    /// The directories that it sees of that one.
+    sees: Vec<PathBuf>,
+}
+
+impl Becoming {
+    /// The directories that it sees, as the shim and the helper take them. The working directory is one of them.
+    fn seen(&self, cwd: &Path) -> Vec<PathBuf> {
+        let state_dir = self.other.as_ref().map(|(_, state_dir)| state_dir);
+        let all = self.sees.iter().map(PathBuf::as_path).chain([cwd]);
+        all.filter_map(|path| Some(path.strip_prefix(state_dir?).ok()?.to_owned())).collect()
+    }
+
+    fn room(&self, cwd: &Path) -> BuilderRoom {
+        let state_dir = self.other.as_ref().map(|(_, state_dir)| state_dir.clone());
+        BuilderRoom { state_dir, sees: self.seen(cwd) }
+    }
 }
 
 /// Shows whether a child is gone, also when no caller waits for it any more: a killed process may stay in the kernel
@@ -163,17 +189,32 @@ impl Command {
     }
 
     /// It runs as the user with the number `id`, with only that user's rights, and the processes it starts are killed
-    /// with it. `shim` is the path of `agent-shim`, which switches to the user; the helper, if there is one, uses its
-    /// own, and its own number.
+    /// with it. Of `state_dir` it sees its working directory and what [`Command::sees`] adds. `shim` is the path of
+    /// `agent-shim`, which switches to the user; the helper, if there is one, uses its own, and its own number.
     #[must_use]
-    pub fn run_as(mut self, shim: &Path, id: u32) -> Command {
-        self.becomes = Some((shim.to_owned(), id));
+    pub fn run_as(mut self, shim: &Path, id: u32, state_dir: &Path) -> Command {
+        let (shim, other) = (shim.to_owned(), Some((id, state_dir.to_owned())));
+        self.becomes = Some(Becoming { shim, other, sees: Vec::new() });
+        self
+    }
+
+    /// The processes it starts are killed with it. `shim` is the path of `agent-shim`, which does that.
+    #[must_use]
+    pub fn alone(mut self, shim: &Path) -> Command {
+        self.becomes = Some(Becoming { shim: shim.to_owned(), other: None, sees: Vec::new() });
+        self
+    }
+
+    /// As another user it sees this directory, too.
+    #[must_use]
+    pub fn sees(mut self, dir: &Path) -> Command {
+        self.becomes.iter_mut().for_each(|becomes| becomes.sees.push(dir.to_owned()));
         self
     }
 
     /// Whether it runs as another user than this process.
     pub fn is_somebody_else(&self) -> bool {
-        self.becomes.is_some()
+        self.becomes.as_ref().is_some_and(|becomes| becomes.other.is_some())
     }
 
     /// Lets callers see whether the child is gone.
@@ -378,9 +419,10 @@ impl Command {
             None => File::open("/dev/null")?,
         };
         let kills = self.within.as_deref().map(MemoryGroup::kills);
-        let mut group = match self.becomes.is_some() && agent_spawn::has_helper() {
-            true => self.ask([input.into(), output, error]).await?,
-            false => self.spawn_here(input.into(), output.into(), error.into())?,
+        let helped = self.becomes.as_ref().filter(|_| self.is_somebody_else() && agent_spawn::has_helper());
+        let mut group = match helped {
+            Some(becomes) => self.ask(becomes, [input.into(), output, error]).await?,
+            None => self.spawn_here(input.into(), output.into(), error.into())?,
         };
         if let Some(Leash(watched)) = &self.leash {
             *watched.lock() = Some(group.exit.clone());
@@ -390,7 +432,7 @@ impl Command {
     }
 
     /// Has the helper start it: only the helper can switch to another user.
-    async fn ask(&self, streams: [OwnedFd; 3]) -> io::Result<Group> {
+    async fn ask(&self, becomes: &Becoming, streams: [OwnedFd; 3]) -> io::Result<Group> {
         let text = |text: &OsStr| {
             text.to_str().map(str::to_owned).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
         };
@@ -406,6 +448,7 @@ impl Command {
             cwd: self.cwd.clone(),
             nice: self.nice,
             memory: self.within.as_ref().map(|limited| limited.limit()),
+            sees: becomes.seen(&self.cwd),
         };
         let ask = move || agent_spawn::ask_for_builder(&program, streams);
         let asked = agent_blocking::blocking(ask).await;
@@ -416,10 +459,11 @@ impl Command {
 
     #[allow(clippy::disallowed_methods, reason = "this module starts the short children")]
     fn spawn_here(&self, input: Stdio, output: Stdio, error: Stdio) -> io::Result<Group> {
-        let first = self.becomes.as_ref().map_or(&self.program, |(shim, _)| shim);
+        let first = self.becomes.as_ref().map_or(&self.program, |becomes| &becomes.shim);
         let (mut command, gate) = self.entering(first)?;
-        if let Some((_, id)) = &self.becomes {
-            command.arg("as").arg(id.to_string()).arg(&self.program);
+        if let Some(becomes) = &self.becomes {
+            let id = becomes.other.as_ref().map_or_else(|| ITSELF.to_owned(), |(id, _)| id.to_string());
+            command.arg(AS).arg(id).arg(serde_json::to_string(&becomes.room(&self.cwd))?).arg(&self.program);
         }
         command.args(&self.args).env_clear().envs(&self.env).current_dir(&self.cwd).process_group(0);
         let child = Child::Own(command.stdin(input).stdout(output).stderr(error).spawn()?);

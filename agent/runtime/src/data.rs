@@ -315,7 +315,7 @@ impl DataCache {
         let command = Command::new(program).envs(vars).envs([("LC_ALL", "C.UTF-8")]).input(request);
         let command = command.cwd(cwd).mark(&mark.to_string_lossy()).stall(SILENCE).nice(NICE);
         let command = match user {
-            Some(builder) => command.run_as(&builder.shim, builder.id),
+            Some(builder) => builder.runs(command),
             None => command,
         };
         let (mut ear, mut complaint) = (Ear::default(), Vec::new());

@@ -15,8 +15,16 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid};
 
 use crate::record::User;
+use crate::room::{self, BuilderRoom};
 use crate::sys;
 use crate::view::{self, View};
+
+/// The first argument of a shim that becomes another program; who it is then, the [`BuilderRoom`] and the program are
+/// next.
+pub const AS: &str = "as";
+
+/// In the place of a number: the user that the shim is.
+pub const ITSELF: &str = "itself";
 
 /// The first argument of a supervisor whose starter does not trust its directory; the order is next.
 pub const ASSIGNED: &str = "--assigned";
@@ -151,11 +159,12 @@ pub fn pass(gate: &Path) {
     }
 }
 
-/// Becomes `program` as the user and group of this number, with no other group, no capability and no way to gain
-/// any. What it starts ends with it.
-pub fn run_as(id: u32, program: &mut Command) -> io::Result<Infallible> {
+/// Becomes `program` in this room, as the user and group of this number, with no other group, no capability and no way
+/// to gain any; without a number, as the user that this process is. What it starts ends with it.
+pub fn run_as(id: Option<u32>, room: &BuilderRoom, program: &mut Command) -> io::Result<Infallible> {
     use std::os::unix::process::CommandExt as _;
-    sys::enter_own_processes()?;
+    room::enter(room)?;
+    let Some(id) = id else { return Err(program.exec()) };
     sys::narrow_capabilities();
     nix::unistd::setgroups(&[])?;
     let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));

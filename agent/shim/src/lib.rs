@@ -25,6 +25,7 @@ pub mod gang;
 pub mod kills;
 pub mod process;
 mod record;
+pub mod room;
 pub mod segments;
 pub mod session;
 pub mod source;

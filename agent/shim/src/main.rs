@@ -40,16 +40,20 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use agent_shim::apart::{self, ASSIGNED, Assigned, FILES, FOR_PROGRAM, GATE, STARTER, WORKS_IN};
+use agent_shim::apart::{self, AS, ASSIGNED, Assigned, FILES, FOR_PROGRAM, GATE, ITSELF, STARTER, WORKS_IN};
 use notes::Notes;
 use setup::Way;
 
-/// `agent-shim as ID PROGRAM ARGUMENT...`: becomes the program, as that user. Supervises nothing. Where variables are
-/// [`FOR_PROGRAM`], the program has these alone.
-fn as_somebody(id: &Path, program: &Path, args: &[PathBuf]) -> ExitCode {
-    let Some(id) = id.to_str().and_then(|id| id.parse::<u32>().ok()).filter(|id| *id != 0) else {
-        return ExitCode::from(64);
+/// `agent-shim as ID ROOM PROGRAM ARGUMENT...`: becomes the program, as that user, in that room. Supervises nothing.
+/// Where variables are [`FOR_PROGRAM`], the program has these alone.
+fn as_somebody(id: &Path, room: &Path, program: &Path, args: &[PathBuf]) -> ExitCode {
+    let number = |id: &str| id.parse::<u32>().ok().filter(|id| *id != 0);
+    let id = match id.to_str() {
+        Some(ITSELF) => None,
+        Some(id) if number(id).is_some() => number(id),
+        _ => return ExitCode::from(64),
     };
+    let Ok(room) = serde_json::from_slice(room.as_os_str().as_bytes()) else { return ExitCode::from(64) };
     #[allow(clippy::disallowed_methods, reason = "this process becomes it")]
     let mut command = std::process::Command::new(program);
     #[allow(clippy::disallowed_methods, reason = "they are the program's")]
@@ -60,7 +64,7 @@ fn as_somebody(id: &Path, program: &Path, args: &[PathBuf]) -> ExitCode {
     if !wait_for_starter(&mut command) {
         return ExitCode::from(70);
     }
-    let Err(error) = apart::run_as(id, command.args(args));
+    let Err(error) = apart::run_as(id, &room, command.args(args));
     let _ = writeln!(std::io::stderr(), "{}: {error}", program.display());
     ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
 }
@@ -116,8 +120,8 @@ fn main() -> ExitCode {
         ([_, _, dir], Some(assigned)) => Way::Path { dir, assigned: Some(assigned) },
         ([dir], _) => Way::Path { dir, assigned: None },
         ([door, socket, folder], _) if door.as_os_str() == "--door" => Way::Door { socket, folder },
-        ([verb, id, program, args @ ..], _) if verb.as_os_str() == "as" => {
-            return as_somebody(id, program, args);
+        ([verb, id, room, program, args @ ..], _) if verb.as_os_str() == AS => {
+            return as_somebody(id, room, program, args);
         }
         _ => return ExitCode::from(64),
     };

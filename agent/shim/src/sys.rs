@@ -263,25 +263,45 @@ pub fn start_as_job(
 
 /// Continues as the second process of a PID namespace of its own, where the machine allows that: when it ends, all
 /// that it started ends with it. The first process waits for it and ends as it ends, and so does the caller, to which
-/// this never returns. Without a namespace this process continues itself. For a process of one thread.
+/// this never returns. Without a namespace the caller waits for it, and then ends what it left. For a process of one
+/// thread.
 #[allow(
     clippy::exit,
     clippy::disallowed_methods,
     reason = "each of the processes ends where the next one goes on"
 )]
 pub(crate) fn enter_own_processes() -> io::Result<()> {
-    if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID).is_err() {
-        return Ok(());
+    let apart = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID).is_ok();
+    if !apart {
+        nix::sys::prctl::set_child_subreaper(true)?;
     }
     // The first fork makes the first process of the namespace, which the kernel would let no signal end.
-    for _ in 0..2 {
+    for _ in 0..if apart { 2 } else { 1 } {
         // SAFETY: one thread; the child uses nothing that another one could have held.
         match unsafe { nix::unistd::fork()? } {
             nix::unistd::ForkResult::Child => nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?,
-            nix::unistd::ForkResult::Parent { child } => std::process::exit(await_end(child.as_raw())),
+            nix::unistd::ForkResult::Parent { child } => {
+                let code = await_end(child.as_raw());
+                if !apart {
+                    end_descendants();
+                }
+                std::process::exit(code)
+            }
         }
     }
     Ok(())
+}
+
+/// Kills the processes that this one has below it, until none is left. For a process that takes in its orphans.
+fn end_descendants() {
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    let own = std::process::id() as i32;
+    while waitpid(None, Some(WaitPidFlag::WNOHANG)) != Err(nix::errno::Errno::ECHILD) {
+        for process in crate::process::descendants(own) {
+            let _ = process.signal(Signal::SIGKILL); // it is gone, or found again
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
 }
 
 /// The exit code of a child, as a shell reports it; other children are reaped meanwhile.

@@ -233,8 +233,11 @@ fn build(limits: &HelperLimits, program: &Program, descriptors: Vec<OwnedFd>) ->
     if !is_pipe(&output) || !is_pipe(&error) {
         return Err(LimitError::Descriptors.into());
     }
+    for tree in &program.sees {
+        limits.tree(tree)?;
+    }
     let mut gate = BuilderGate::new()?;
-    let mut command = start::builder(limits, program, &gate.path());
+    let mut command = start::builder(limits, program, &gate.path())?;
     command.stdin(input).stdout(output).stderr(error).process_group(0);
     let mut child = command.spawn()?;
     let pid = child.id() as i32;

@@ -232,6 +232,9 @@ pub struct Program {
     pub nice: i32,
     /// The most memory that it and all that it starts may take together, in bytes.
     pub memory: Option<u64>,
+    /// What it sees of the state directory, relative to that.
+    #[serde(default)]
+    pub sees: Vec<PathBuf>,
 }
 
 /// Has the helper run a program as the user of builders, with these as its standard streams; `None` without a helper.

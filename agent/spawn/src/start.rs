@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use agent_model::failpoint;
-use agent_shim::apart::{ASSIGNED, Assigned, FILES, FOR_PROGRAM, GATE, STARTER, WORKS_IN};
+use agent_shim::apart::{AS, ASSIGNED, Assigned, FILES, FOR_PROGRAM, GATE, STARTER, WORKS_IN};
+use agent_shim::room::BuilderRoom;
 
 use crate::Program;
 use crate::limits::HelperLimits;
@@ -26,13 +27,19 @@ pub fn supervisor(shim: &Path, dir: &Path, assigned: Option<&Assigned>) -> Comma
 
 /// A program that runs as the user of builders, once it may pass the gate.
 #[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
-pub(crate) fn builder(limits: &HelperLimits, program: &Program, gate: &Path) -> Command {
+pub(crate) fn builder(
+    limits: &HelperLimits,
+    program: &Program,
+    gate: &Path,
+) -> Result<Command, serde_json::Error> {
+    let room = BuilderRoom { state_dir: Some(limits.state_dir.clone()), sees: program.sees.clone() };
     let mut command = Command::new(&limits.shim);
-    command.arg("as").arg(limits.builder().to_string()).args(&program.argv).env_clear();
+    command.arg(AS).arg(limits.builder().to_string()).arg(serde_json::to_string(&room)?);
+    command.args(&program.argv).env_clear();
     command.envs(program.env.iter().map(|(name, value)| (format!("{FOR_PROGRAM}{name}"), value)));
     command.env(WORKS_IN, &program.cwd).env(FILES, limits.files.to_string()).current_dir("/");
     command.env(STARTER, std::process::id().to_string()).env(GATE, gate);
-    command
+    Ok(command)
 }
 
 /// `oom_score_adj` of a child that gives way to others, of at most 1000.

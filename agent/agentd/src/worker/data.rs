@@ -19,7 +19,7 @@ use agent_model::{Clock, DataInput, DataOutput, JobId, ReplicaId, size};
 use agent_runtime::data::{
     DataCache, DataConfig, DataError, DataSource, DataUpload, HeldData, UploadTarget, Uploaded,
 };
-use agent_runtime::env::{Builder, Progress};
+use agent_runtime::env::Progress;
 use agent_shim::JobDir;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -124,7 +124,7 @@ impl Data {
             root: config.state_dir.join("data"),
             program: environments::engine(),
             vars: config.host.builder.clone(),
-            builder: users::builder(config).map(|id| Builder { id, shim: shim.to_owned() }),
+            builder: users::builder(config, shim),
             offline: config.environments.offline,
         })?;
         Ok(Data { cache, stores: config.data.stores.clone(), size: config.data.size, clock: clock.clone() })

@@ -26,7 +26,7 @@ use agent_model::node::{CachedEnvironment, Interpreter, Inventory};
 use agent_model::protocol::orders::EnvironmentWant as Want;
 use agent_model::{Digest, Timestamp, causes, size};
 use agent_runtime::docker::Docker;
-use agent_runtime::env::{Builder, CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv};
+use agent_runtime::env::{CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -84,7 +84,8 @@ pub(crate) fn settings(
         // A job of another user cannot write to them.
         hard_links: config.keeps_jobs_out() || kept_out,
         writable: !agent_spawn::serves_others() && !kept_out,
-        builder: users::builder(config).map(|id| Builder { id, shim: shim.to_owned() }),
+        builder: users::builder(config, shim),
+        shim: Some(shim.to_owned()),
         docker: Some(Docker::at(&config.devices.docker_socket)),
         registry_credentials: config.devices.docker_credentials.clone(),
         build_ca: config.devices.docker_build_ca.clone(),

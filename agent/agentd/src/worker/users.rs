@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent_model::{Code, Fault, Principal, ReplicaId};
+use agent_runtime::env::Builder;
 use agent_shim::JobDir;
 use parking_lot::Mutex;
 use tracing::warn;
@@ -178,8 +179,8 @@ fn runs(config: &Config) -> RangeInclusive<u32> {
     config.jobs.uids.start() + 1..=*config.jobs.uids.end()
 }
 
-/// The uid that builds environments, if that is not the daemon's own.
-pub(crate) fn builder(config: &Config) -> Option<u32> {
+/// The user that builds environments, if that is not the daemon's own.
+pub(crate) fn builder(config: &Config, shim: &Path) -> Option<Builder> {
     if !agent_spawn::serves_others() || !config.builds_apart() {
         return None;
     }
@@ -188,7 +189,7 @@ pub(crate) fn builder(config: &Config) -> Option<u32> {
         warn!(id, "builders run as root: the machine has no such user; configure `job_uids`");
         return None;
     }
-    Some(id)
+    Some(Builder { id, shim: shim.to_owned(), state_dir: config.state_dir.clone() })
 }
 
 /// The uids that this machine has; in a user namespace they may be few.

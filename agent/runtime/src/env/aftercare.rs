@@ -127,7 +127,7 @@ async fn compile_apart(place: &EnvDir, apart: &Path, builder: Option<Builder>) -
         .stall(WITHIN)
         .nice(NICE);
     let command = match &builder {
-        Some(builder) => command.run_as(&builder.shim, builder.id),
+        Some(builder) => builder.runs(command),
         None => command,
     };
     let (lender, lent) = (builder.clone(), apart.to_owned());

@@ -106,7 +106,7 @@ impl BuildWorkspace {
     /// Makes a command that runs other people's code run as the builders' user.
     pub(super) fn apart(&self, command: Command) -> Command {
         match &self.builder {
-            Some(builder) => command.run_as(&builder.shim, builder.id),
+            Some(builder) => builder.runs(command),
             None => command,
         }
     }

@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use agent_command::Command;
 use agent_spawn::GivenPart;
 
 /// The user of builders, and the program that switches to it.
@@ -20,9 +21,16 @@ pub struct Builder {
     pub id: u32,
     /// The supervisor's program.
     pub shim: PathBuf,
+    /// The state directory, of which it sees what it works on.
+    pub state_dir: PathBuf,
 }
 
 impl Builder {
+    /// Makes a command run as this user.
+    pub(crate) fn runs(&self, command: Command) -> Command {
+        command.run_as(&self.shim, self.id, &self.state_dir)
+    }
+
     /// Lets it add, replace and remove files in a directory; but not change those that are there already, which
     /// others may share.
     pub(super) fn lend(&self, dir: &Path) -> io::Result<()> {
@@ -56,7 +64,7 @@ mod tests {
     const ID: u32 = 2_000_000_000;
 
     fn builder() -> Builder {
-        Builder { id: ID, shim: PathBuf::new() }
+        Builder { id: ID, shim: PathBuf::new(), state_dir: PathBuf::new() }
     }
 
     fn uid(path: &Path) -> u32 {

@@ -50,6 +50,8 @@ pub struct EnvConfig {
     pub writable: bool,
     /// The user that installers and interpreters run as; the daemon's own user when absent.
     pub builder: Option<Builder>,
+    /// The supervisor's program, which ends all that an installer of the daemon's own user leaves; absent, nobody does.
+    pub shim: Option<PathBuf>,
     /// The container engine; without it environments that are images are refused.
     pub docker: Option<Docker>,
     /// A file in the format of Docker's own `config.json`, with credentials of registries.
@@ -75,11 +77,12 @@ impl fmt::Debug for Contexts {
 }
 
 impl EnvConfig {
-    /// Makes a command that runs other people's code run as the builders' user.
+    /// Makes a command that runs other people's code run as the builders' user; and nothing of it runs afterwards.
     pub(super) fn apart(&self, command: Command) -> Command {
-        match &self.builder {
-            Some(builder) => command.run_as(&builder.shim, builder.id),
-            None => command,
+        match (&self.builder, &self.shim) {
+            (Some(builder), _) => builder.runs(command),
+            (None, Some(shim)) => command.alone(shim),
+            (None, None) => command,
         }
     }
 
@@ -112,6 +115,7 @@ impl EnvConfig {
             hard_links: false,
             writable: !agent_spawn::serves_others(),
             builder: None,
+            shim: None,
             docker: None,
             registry_credentials: None,
             build_ca: None,

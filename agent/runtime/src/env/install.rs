@@ -26,6 +26,9 @@ const INSTALL: &str = "installing packages";
 const CHECK: &str = "checking that packages fit each other";
 const MISFIT: &str = "warning: packages do not fit each other";
 
+/// The caches of installers, beside that of the conda engine.
+const CACHES: [&str; 2] = ["uv", "pip"];
+
 /// How large the hashes of a lock may be, in bytes: a lock must stay readable.
 const HASHES: usize = 512 << 10;
 
@@ -89,11 +92,7 @@ impl Installer {
     ) -> Result<Vec<String>, AcquireError> {
         let scratch = scratch(workspace);
         fs::create_dir_all(&scratch).map_err(AcquireError::io("create", &scratch))?;
-        if let Some(builder) = &self.config.builder {
-            for cache in ["uv", "pip"].map(|name| self.config.packages.join(name)) {
-                builder.own(&cache).map_err(AcquireError::io("give to its builder", &cache))?;
-            }
-        }
+        self.own_caches()?;
         let list = workspace.prefix().join(LIST);
         let text = wanted.lines.join("\n") + "\n";
         let write = || {
@@ -241,6 +240,7 @@ impl Installer {
         stdlib: &Path,
         workspace: &BuildWorkspace,
     ) -> Result<(), AcquireError> {
+        self.own_caches()?;
         let Some(wheel) = bundled_pip(stdlib) else {
             workspace.say("note: this interpreter brings no pip, so the environment has none");
             return Ok(());
@@ -254,6 +254,15 @@ impl Installer {
             workspace.say("note: pip itself could not be installed into the environment");
         }
         Ok(())
+    }
+
+    /// Makes the caches of the builder where they are missing.
+    fn own_caches(&self) -> Result<(), AcquireError> {
+        let Some(builder) = &self.config.builder else { return Ok(()) };
+        let mut caches = CACHES.iter().map(|name| self.config.packages.join(name));
+        caches.try_for_each(|cache| {
+            builder.own(&cache).map_err(AcquireError::io("give to its builder", &cache))
+        })
     }
 
     fn of_uv(&self, found: &Found, workspace: &BuildWorkspace) -> Command {
@@ -293,6 +302,9 @@ impl Installer {
         let scratch = scratch(workspace);
         let home = self.config.builder.as_ref().map(|_| ("HOME", &scratch));
         let command = self.config.apart(command);
+        let caches = CACHES.map(|name| self.config.packages.join(name));
+        let made = caches.iter().filter(|cache| cache.is_dir());
+        let command = made.fold(command, |command, cache| command.sees(cache));
         command
             .envs(&self.config.vars)
             .envs(&wanted.vars)

@@ -198,7 +198,7 @@ impl Interpreters {
         let unusable = |detail| AcquireError::PythonUnusable { path: path.to_owned(), detail };
         let deaths = Deaths::watch();
         let command = Command::new(path).args(["-I", "-c", QUESTION]).stall(PATIENCE);
-        let command = command.cwd(&self.config.root).envs(self.config.vars_of_questions());
+        let command = command.envs(self.config.vars_of_questions());
         let command = self.config.apart(command.envs([("PATH", &self.config.path)]));
         let output = command.capture().await.map_err(|error| match error {
             CommandError::Stalled { .. } => unusable(error.to_string()),

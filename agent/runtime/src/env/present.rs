@@ -132,7 +132,7 @@ impl Present {
         const STEP: &str = "asking the interpreter for its packages";
         // Not through a link to it, which in a virtual environment would find other packages.
         let command = Command::new(&python.executable).args(["-I", "-c", QUESTION]).stall(PATIENCE);
-        let command = command.cwd(&self.config.root).envs([("PATH", &self.config.path)]);
+        let command = command.envs([("PATH", &self.config.path)]);
         let command = self.config.apart(command.input(requirements.join("\n")));
         let (mut answer, mut complaint) = (Vec::new(), Vec::new());
         let status = command

@@ -1,0 +1,75 @@
+//! The room of a builder: what of the machine a short program of somebody else sees, and that nothing of it is left.
+//!
+//! It has process numbers, mounts and IPC of its own, an empty `/tmp` and `/dev/shm`, and of the state directory what it
+//! works on. So two builders do not meet, not even those of one user. A machine that does not allow this, such as a
+//! container, gives it less: then each process that it leaves becomes a child of the one that waits for it, and is killed.
+//!
+//! Invariant: when the first process of a builder has ended by itself, no other process of it runs.
+
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::sys;
+
+/// What a builder sees.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BuilderRoom {
+    /// The state directory of the daemon, of which it sees only parts; absent where it is the daemon's own user.
+    pub state_dir: Option<PathBuf>,
+    /// These directories, relative to the state directory.
+    pub sees: Vec<PathBuf>,
+}
+
+const NONE: Option<&str> = None;
+const PLAIN: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
+
+/// Continues in the room, and becomes the only process that is in it. For a process of one thread.
+pub(crate) fn enter(room: &BuilderRoom) -> io::Result<()> {
+    sys::enter_own_processes()?;
+    let Some(state_dir) = &room.state_dir else { return Ok(()) };
+    let here = std::env::current_dir();
+    if unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC).is_err()
+        || mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_SLAVE, NONE).is_err()
+    {
+        return Ok(()); // the rights of files remain
+    }
+    let _ = mount(Some("proc"), "/proc", Some("proc"), PLAIN | MsFlags::MS_NOEXEC, NONE);
+    hide(state_dir, &room.sees)?;
+    // Where the state is below one of them, the builder needs it.
+    for place in ["/dev/shm", "/tmp"].iter().filter(|place| !state_dir.starts_with(place)) {
+        let _ = mount(Some("tmpfs"), *place, Some("tmpfs"), PLAIN, Some("mode=1777"));
+    }
+    // The directory that it was in lies below what hides it now: from there, `..` would lead behind it.
+    match here.and_then(std::env::set_current_dir) {
+        Ok(()) => Ok(()),
+        Err(_) => std::env::set_current_dir("/"),
+    }
+}
+
+/// Leaves of a directory what is seen. A machine that lets nobody mount keeps it as it is; but nothing is half hidden.
+fn hide(dir: &Path, sees: &[PathBuf]) -> io::Result<()> {
+    let root = agent_fs::open_directory(dir)?;
+    // Opened before they are hidden, without following what others could put there.
+    let open = |path: &PathBuf| {
+        let flags = OFlags::DIRECTORY | OFlags::PATH;
+        agent_fs::open_beneath(&root, path, flags, Mode::empty(), agent_fs::Links::Never)
+    };
+    let seen = sees.iter().map(|path| Ok((path, open(path)?))).collect::<io::Result<Vec<_>>>()?;
+    if mount(Some("tmpfs"), dir, Some("tmpfs"), PLAIN, Some("mode=0711,size=64k,nr_inodes=256")).is_err() {
+        return Ok(());
+    }
+    for (path, at) in seen {
+        let place = dir.join(path);
+        std::fs::create_dir_all(&place)?;
+        let from = format!("/proc/self/fd/{}", at.as_raw_fd());
+        mount(Some(from.as_str()), &place, NONE, MsFlags::MS_BIND, NONE)?;
+    }
+    Ok(())
+}
