@@ -12,6 +12,7 @@ mod daemons;
 mod data;
 mod descriptors;
 mod documents;
+mod endpoint;
 mod environments;
 mod faults;
 mod fleet;

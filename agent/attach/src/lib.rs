@@ -504,6 +504,24 @@ impl SshHost {
     }
 }
 
+/// What the script on a host says, for tests that say it otherwise.
+#[cfg(feature = "fuzz")]
+pub mod fuzz {
+    use crate::report::{self, ControllerWay, Facts, Needs};
+
+    /// Understands a report, and judges the host by it; whether the script came to its end.
+    pub fn report(text: &str) -> bool {
+        let facts = Facts::parse(text);
+        let (controller, way) = ("https://x:1", ControllerWay::Direct);
+        let needs = Needs { controller, way, packed: 1, unpacked: 1, glibc: (2, 31), now: 1_700_000_000 };
+        for is_root in [true, false] {
+            let _ = report::findings(&facts, report::plan(&facts, is_root), &needs);
+        }
+        let _ = report::installed(&facts);
+        facts.has("done")
+    }
+}
+
 /// Whether any of the findings is bad, so that the host cannot be a node.
 pub fn is_unfit(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.grade == Grade::Bad)

@@ -279,5 +279,17 @@ impl Provider {
     }
 }
 
+/// What a program answers, for tests that answer otherwise.
+#[cfg(feature = "fuzz")]
+pub mod fuzz {
+    use std::process::ExitStatus;
+
+    /// Understands an answer, as that to each of the verbs; whether it is one to any.
+    pub fn answer(output: &[u8]) -> bool {
+        let answer = crate::answer::answer_of(output, ExitStatus::default(), String::new());
+        answer.is_ok_and(|answer| answer.id().is_ok() | answer.machines().is_ok())
+    }
+}
+
 #[cfg(test)]
 mod tests;
