@@ -82,6 +82,12 @@ def create():
     start(ASKED["name"], ASKED["name"])
     if "twice" in mood():
         start("second-" + ASKED["name"], "second-" + ASKED["name"])
+    if "fails-after" in mood():
+        log = os.path.join(MACHINES, ASKED["name"], "agentd.log")
+        while not os.path.exists(log):
+            time.sleep(0.1)
+        time.sleep(3)
+        fail("temporary", "connection reset by peer")
     if "late" in mood():
         time.sleep(600)
     if "garbage" in mood():
@@ -118,6 +124,9 @@ def delete():
 
 
 def listed():
+    if "blind" in mood():
+        print("Listing... done")
+        sys.exit(1)
     if "forget" in mood():
         answer({"machines": []})
     answer({

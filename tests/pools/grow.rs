@@ -264,6 +264,24 @@ fn moods(tally: &mut Tally, _: &Scale) {
         set_mood(&bed, "");
         well(&id);
     });
+    calm(tally, "machines that cannot be listed: the pool says so", &|| {
+        set_mood(&bed, "blind");
+        let id = begins();
+        well(&id);
+        let pool = pool.becomes("it is told", 2 * SOON, |pool| {
+            pool.failure.as_ref().is_some_and(|failure| failure.what.contains("cannot be listed"))
+        });
+        assert!(pool.failure.expect("a failure").again_ms > 0);
+    });
+    calm(tally, "a machine that cannot be removed delays no new one", &|| {
+        let id = begins();
+        well(&id);
+        set_mood(&bed, "stubborn");
+        pool.becomes("it is not removed", SOON, |pool| {
+            pool.failure.as_ref().is_some_and(|failure| failure.what.contains("it does not want to go"))
+        });
+        well(&begins());
+    });
     calm(tally, "two for one: the second is told of, and left alone", &|| {
         set_mood(&bed, "twice");
         let id = begins();
@@ -344,6 +362,20 @@ fn care(tally: &mut Tally, _: &Scale) {
         assert_eq!(bed.machines(), 1);
         Pool { bed: &bed }.empties();
     });
+    tally.case(
+        "an error after the machine was made: the job that runs there meanwhile comes to its end",
+        || {
+            set_mood(&bed, "fails-after");
+            let id = bed.client.submit(&job("sleep 15; echo done", 1));
+            bed.client.reached(&id, &["Running"]);
+            let pool = Pool { bed: &bed };
+            pool.becomes("its provider fails", SOON, |pool| pool.failure.is_some());
+            set_mood(&bed, "");
+            assert_eq!((bed.client.ended(&id).state.as_str(), bed.client.job(&id).epoch), ("Completed", 1));
+            pool.set(v1::SetPoolRequest::default()).expect("a change, which ends a wait");
+            pool.empties();
+        },
+    );
     tally.case("what people type", || {
         let said = |words: &[&str]| {
             let mut command = Command::new(binaries().join("agentctl"));

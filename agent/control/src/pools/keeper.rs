@@ -40,6 +40,8 @@ const LIST: Duration = Duration::from_secs(30);
 const LIST_AGAIN: Duration = Duration::from_secs(5);
 /// How often in a row a machine must be missing in its provider's list before it counts as gone.
 const MISSED: u32 = 2;
+/// How long a list may lag behind what was made: a machine that it never had is not missed before.
+const LAG: Duration = Duration::from_secs(300);
 /// How long a node that is to leave may be silent; nothing is placed on it, so nothing is lost.
 const LEAVES_WITHIN: Duration = Duration::from_secs(120);
 /// The most machines that a pool is expected to get in a round.
@@ -52,7 +54,10 @@ const WHO: &str = "its pool";
 /// What is known of a pool beside its record.
 #[derive(Debug, Default)]
 struct KnownPool {
+    /// To make machines.
     failing: Option<Failing>,
+    /// To list them.
+    unlisted: Option<Failing>,
     /// What its provider has, by its own names, that was not asked for.
     orphans: Vec<String>,
     listed: Option<Instant>,
@@ -69,8 +74,11 @@ struct KnownMachine {
     called: bool,
     /// Waiting jobs would use it.
     used: bool,
-    /// How often in a row its provider did not list it.
+    /// How often in a row its provider did not list it, and whether it ever did.
     missed: u32,
+    listed: bool,
+    /// To remove it.
+    failing: Option<Failing>,
     idle_since: Option<Instant>,
     silent_since: Option<Instant>,
     /// It was asked to retire.
@@ -218,7 +226,10 @@ impl Keeper {
                 kept: node.record.inventory.environments.len(),
             }),
             used: seen.is_some_and(|seen| seen.used),
-            gone: seen.is_some_and(|seen| seen.missed >= MISSED),
+            gone: seen.is_some_and(|seen| {
+                let age = self.services.gate.clock.now().since(record.since);
+                seen.missed >= MISSED && (seen.listed || age > LAG)
+            }),
         }
     }
 }
@@ -232,7 +243,7 @@ impl Keeper {
             PoolStep::Move(name, to, why) => self.set_step(&name, to, why, now).await,
             PoolStep::Fail(name, why) => {
                 self.fail(pool, format!("{name}: {why}"), now);
-                self.remove(&name, why, now).await
+                self.set_step(&name, MachineStep::Leaving, why, now).await
             }
             PoolStep::Drain(name) => {
                 let drained = self.services.queue.set_eligibility(&name, EligibilityEvent::Drain, WHO).await;
@@ -375,7 +386,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The provider of a pool failed: it is not asked again at once.
+    /// The provider of a pool failed to make a machine: it is not asked again at once.
     fn fail(&mut self, pool: &PoolName, what: String, now: Timestamp) {
         let known = self.known_pools.entry(pool.clone()).or_default();
         let failing = Failing::after(known.failing.as_ref(), what, now);
@@ -416,12 +427,13 @@ impl Keeper {
     fn delete_at_provider(&mut self, name: NodeId) {
         let Some(machine) = self.machines.get(&name) else { return };
         let Some(provider) = self.provider(&machine.pool).cloned() else { return };
-        let failing = self.known_pools.get(&machine.pool).and_then(|known| known.failing.as_ref());
-        if failing.is_some_and(|failing| failing.again > self.services.gate.clock.now()) {
+        let seen = self.known_machines.entry(name.clone()).or_default();
+        let now = self.services.gate.clock.now();
+        if seen.failing.as_ref().is_some_and(|failing| failing.again > now) {
             return;
         }
         let (id, pool) = (machine.id.clone(), machine.pool.clone());
-        self.known_machines.entry(name.clone()).or_default().called = true;
+        seen.called = true;
         let call = async move {
             let (id, text) = (id.as_deref(), name.as_str());
             let machine = DeleteMachine { pool: pool.as_str(), id, request: text, name: text };
@@ -460,29 +472,32 @@ impl Keeper {
         match called {
             Called::Created(name, made) => self.created(name, made, now).await,
             Called::Deleted(name, Ok(())) => {
-                self.machines
-                    .get(&name)
-                    .and_then(|machine| self.known_pools.get_mut(&machine.pool))
-                    .into_iter()
-                    .for_each(|known| known.failing = None);
                 self.services.queue.write(Vec::new(), vec![Document::name_of_machine(&name)]).await?;
                 tracing::info!(machine = %name, "removed machine");
                 self.machines.remove(&name);
                 Ok(())
             }
             Called::Deleted(name, Err(error)) => {
-                self.known_machines.entry(name.clone()).or_default().called = false;
-                if let Some(machine) = self.machines.get(&name) {
-                    self.fail(&machine.pool.clone(), format!("{name} is not removed: {error}"), now);
-                }
+                let seen = self.known_machines.entry(name.clone()).or_default();
+                seen.called = false;
+                let what = format!("{name} is not removed: {error}");
+                seen.failing = Some(Failing::after(seen.failing.as_ref(), what, now));
+                tracing::warn!(machine = %name, %error, "cannot remove machine: trying again");
                 Ok(())
             }
             Called::Listed(pool, listed) => {
                 let known = self.known_pools.entry(pool.clone()).or_default();
                 known.lists = false;
                 match listed {
-                    Ok(machines) => self.compare(&pool, &machines),
-                    Err(error) => tracing::warn!(%pool, %error, "cannot list machines: trying again soon"),
+                    Ok(machines) => {
+                        known.unlisted = None;
+                        self.compare(&pool, &machines);
+                    }
+                    Err(error) => {
+                        let what = format!("its machines cannot be listed: {error}");
+                        known.unlisted = Some(Failing::once(what, now, LIST));
+                        tracing::warn!(%pool, %error, "cannot list machines: trying again soon");
+                    }
                 }
                 Ok(())
             }
@@ -537,7 +552,10 @@ impl Keeper {
         let names: Vec<NodeId> = self.machines_of(pool).map(|machine| machine.name.clone()).collect();
         for name in names {
             let seen = self.known_machines.entry(name.clone()).or_default();
-            seen.missed = if found.contains(&name) { 0 } else { seen.missed.saturating_add(1) };
+            match found.contains(&name) {
+                true => (seen.missed, seen.listed) = (0, true),
+                false => seen.missed = seen.missed.saturating_add(1),
+            }
         }
         let known = self.known_pools.entry(pool.clone()).or_default();
         if known.orphans != orphans {

@@ -6,7 +6,9 @@
 //!
 //! Invariants, held by tests: a pool never has more machines than its maximum, those that are being removed
 //! included, unless the maximum was lowered; a machine with jobs, or one that waiting jobs would use, is never asked
-//! to leave; while a provider fails it is asked for one machine at a time, and only when its wait is over.
+//! to leave; whatever its record says, a machine whose node is there counts as joined, and none is given back before its
+//! node has left the fleet; while a provider fails to make machines it is asked for one at a time, and only when its
+//! wait is over.
 
 use std::time::Duration;
 
@@ -39,6 +41,11 @@ impl Failing {
         let wait = FIRST.saturating_mul(1 << (times - 1).min(10)).min(LONGEST);
         Failing { what, at: now, again: now + wait, times }
     }
+
+    /// A failure of what is asked again after this time, however often it fails.
+    pub(super) fn once(what: String, now: Timestamp, again: Duration) -> Failing {
+        Failing { what, at: now, again: now + again, times: 1 }
+    }
 }
 
 /// A pool as it is known now.
@@ -68,6 +75,12 @@ pub(super) struct MachineView<'a> {
     pub(super) gone: bool,
 }
 
+impl MachineView<'_> {
+    fn has_joined(&self) -> bool {
+        self.member && self.node.is_some()
+    }
+}
+
 /// Its node.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct NodeView {
@@ -91,7 +104,7 @@ pub(super) enum PoolStep {
     Create(NodeId),
     /// Record where it stands, and why.
     Move(NodeId, MachineStep, String),
-    /// Record that it did not become a node, which counts as a failure of the provider.
+    /// Record that it did not become a node, which counts as a failure of the provider; it is to leave.
     Fail(NodeId, String),
     /// Keep new jobs off it; those that it has go on.
     Drain(NodeId),
@@ -116,7 +129,9 @@ pub(super) fn plan(pool: &PoolView<'_>, now: Timestamp) -> Vec<PoolStep> {
     steps.extend(shrink(pool));
     // What did not come, or is not needed, is taken back; what waits for its turn is tried.
     let may_try = pool.failing.is_none_or(|failing| failing.again <= now);
-    let waiting = |machine: &&MachineView<'_>| machine.record.step == MachineStep::Asked && !machine.called;
+    let waiting = |machine: &&MachineView<'_>| {
+        machine.record.step == MachineStep::Asked && !machine.called && !machine.has_joined()
+    };
     let calls = pool.machines.iter().filter(|machine| machine.called).count();
     let at_once = if pool.failing.is_some() { 1 } else { AT_ONCE };
     let tries = if may_try { at_once.saturating_sub(calls) } else { 0 };
@@ -176,13 +191,14 @@ fn next(pool: &PoolView<'_>, machine: &MachineView<'_>, now: Timestamp) -> Optio
     let to = |step, why: &str| Some(PoolStep::Move(name(), step, why.to_owned()));
     match record.step {
         _ if *called => None,
+        // A provider may fail after it made the machine.
+        MachineStep::Asked | MachineStep::Created if machine.has_joined() => to(MachineStep::Joined, ""),
         MachineStep::Asked if is_needless(pool, machine) => {
-            to(MachineStep::Deleting, "it is not needed any more")
+            to(MachineStep::Leaving, "it is not needed any more")
         }
         MachineStep::Asked => None,
-        MachineStep::Created if *member && machine.node.is_some() => to(MachineStep::Joined, ""),
         MachineStep::Created if has_no_place(pool, machine) => {
-            Some(PoolStep::Remove(name(), "the pool has no place for it any more".to_owned()))
+            to(MachineStep::Leaving, "the pool has no place for it any more")
         }
         MachineStep::Created if machine.gone => {
             Some(PoolStep::Fail(name(), "the provider has removed it before it joined".to_owned()))
@@ -192,11 +208,13 @@ fn next(pool: &PoolView<'_>, machine: &MachineView<'_>, now: Timestamp) -> Optio
             Some(PoolStep::Fail(name(), format!("it did not join within {minutes} min")))
         }
         MachineStep::Created => None,
-        MachineStep::Joined | MachineStep::Leaving if !member => {
-            to(MachineStep::Deleting, "its node was removed")
-        }
+        MachineStep::Joined if !member => to(MachineStep::Deleting, "its node was removed"),
+        // Its token is revoked with this step.
+        MachineStep::Leaving if !member => to(MachineStep::Deleting, &record.why),
         MachineStep::Joined => joined(pool, machine),
         MachineStep::Leaving => Some(PoolStep::Retire(name())),
+        // It joined in the moment in which that was decided.
+        MachineStep::Deleting if *member => to(MachineStep::Leaving, &record.why),
         MachineStep::Deleting => Some(PoolStep::Delete(name())),
     }
 }

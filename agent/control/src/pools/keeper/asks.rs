@@ -45,7 +45,12 @@ impl Keeper {
         self.services.queue.write(vec![Document::Pool(pool.clone())], Vec::new()).await?;
         let name = pool.name.clone();
         self.services.pools.names.lock().insert(name.clone());
-        self.known_pools.entry(name.clone()).or_default().failing = None; // a change may be the remedy
+        // A change may be the remedy.
+        let known = self.known_pools.entry(name.clone()).or_default();
+        (known.failing, known.unlisted) = (None, None);
+        for machine in self.machines.values().filter(|machine| machine.pool == name) {
+            self.known_machines.entry(machine.name.clone()).or_default().failing = None;
+        }
         self.pools.insert(name.clone(), pool);
         self.report(&name).ok_or_else(|| unknown_pool(&name).into())
     }
@@ -67,12 +72,16 @@ impl Keeper {
     fn report(&self, name: &PoolName) -> Option<PoolReport> {
         let known = self.known_pools.get(name);
         let record = self.pools.get(name)?.clone();
+        let removals = self.machines_of(name).filter_map(|machine| self.known_machines.get(&machine.name));
+        let failing = removals.filter_map(|machine| machine.failing.as_ref());
+        let failing =
+            failing.chain(known.into_iter().flat_map(|known| [&known.failing, &known.unlisted]).flatten());
         Some(PoolReport {
             machines: self.machines_of(name).map(|machine| self.machine_report(&record, machine)).collect(),
             record,
             target: known.map_or(0, |known| known.target),
             target_since: known.and_then(|known| known.target_since),
-            failing: known.and_then(|known| known.failing.clone()),
+            failing: failing.max_by_key(|failing| failing.at).cloned(),
             orphans: known.map(|known| known.orphans.clone()).unwrap_or_default(),
         })
     }

@@ -103,7 +103,7 @@ fn test_a_provider_that_fails_is_asked_for_one_machine_when_its_wait_is_over() {
     assert_eq!(failing.again, NOW + Duration::from_secs(600));
     // What nobody needs any more is not tried again.
     let step = steps(&pool(0, 4), vec![view(&one)], 0, Some(&over));
-    assert!(matches!(&step[..], [PoolStep::Move(name, MachineStep::Deleting, _)] if *name == one.name));
+    assert_eq!(leaves(&step), [one.name.as_str()]);
 }
 
 #[test]
@@ -114,9 +114,24 @@ fn test_a_machine_that_does_not_come_is_taken_back_and_told() {
     let made = machine(0, MachineStep::Created);
     let gone = steps(&pool(0, 4), vec![MachineView { gone: true, ..view(&made) }], 0, None);
     assert!(matches!(&gone[..], [PoolStep::Fail(..)]), "{gone:?}");
-    let joined = MachineView { member: true, node: Some(NodeView::default()), ..view(&made) };
-    let joined = steps(&pool(0, 4), vec![joined], 0, None);
-    assert_eq!(joined, [PoolStep::Move(made.name.clone(), MachineStep::Joined, String::new())]);
+}
+
+#[test]
+fn test_a_machine_whose_node_is_there_has_joined_whatever_its_provider_said() {
+    for step in [MachineStep::Asked, MachineStep::Created] {
+        let made = machine(0, step);
+        let busy = MachineView { member: true, ..with(&made, 1, 0) };
+        for failing in [None, Some(&Failing::after(None, "connection reset".to_owned(), NOW))] {
+            let joined = steps(&pool(0, 4), vec![busy.clone()], 0, failing);
+            assert_eq!(joined, [PoolStep::Move(made.name.clone(), MachineStep::Joined, String::new())]);
+        }
+    }
+    // It joined when it was to be given back: its node is asked first.
+    let going = machine(0, MachineStep::Deleting);
+    assert_eq!(
+        leaves(&steps(&pool(0, 4), vec![MachineView { member: true, ..view(&going) }], 0, None)).len(),
+        1
+    );
 }
 
 #[test]
@@ -150,8 +165,7 @@ fn test_a_pool_that_is_removed_ends_with_its_last_machine() {
     let machines = vec![with(&made[0], 1, 0), with(&made[1], 0, 0), view(&made[2]), view(&made[3])];
     let all = steps(&record, machines, 3, None);
     assert!(all.contains(&PoolStep::Drain(made[0].name.clone())) && !all.contains(&PoolStep::Ask), "{all:?}");
-    assert_eq!(leaves(&all), ["gpu-00001"]);
-    assert!(all.iter().any(|step| matches!(step, PoolStep::Remove(name, _) if *name == made[2].name)));
+    assert_eq!(leaves(&all), ["gpu-00002", "gpu-00003", "gpu-00001"]);
     assert_eq!(steps(&record, vec![], 0, None), [PoolStep::Forget]);
 }
 
@@ -171,7 +185,9 @@ proptest! {
     #[test]
     fn test_no_plan_breaks_the_bounds_or_takes_a_machine_in_use(
         (min, max) in (0_u32..5, 0_u32..9).prop_map(|(min, more)| (min, min + more)),
-        machines in prop::collection::vec((0_usize..5, 0_usize..3, any::<bool>(), any::<bool>(), 0_u64..300), 0..12),
+        machines in prop::collection::vec(
+            (0_usize..5, 0_usize..3, any::<bool>(), any::<bool>(), 0_u64..300, any::<bool>(), any::<bool>()), 0..12
+        ),
         more in 0_usize..20,
         failing in prop::option::of(0_u64..20),
         deleting: bool,
@@ -182,11 +198,12 @@ proptest! {
         let record = PoolRecord { deleting, ..pool(min, max) };
         let made: Vec<_> =
             machines.iter().enumerate().map(|(number, (step, ..))| machine(number, all[*step])).collect();
-        let views: Vec<_> = machines.iter().zip(&made).map(|((_, jobs, used, called, idle), made)| {
-            let node = matches!(made.step, MachineStep::Joined | MachineStep::Leaving).then(|| NodeView {
+        // What is seen of a machine need not fit the step that its record is in.
+        let views: Vec<_> = machines.iter().zip(&made).map(|((_, jobs, used, called, idle, member, gone), made)| {
+            let node = member.then(|| NodeView {
                 open: true, jobs: *jobs, idle: Duration::from_secs(*idle), ..NodeView::default()
             });
-            MachineView { used: *used, called: *called, node, ..view(made) }
+            MachineView { used: *used, called: *called, member: *member, gone: *gone, node, ..view(made) }
         }).collect();
         let failing = failing.map(|after| Failing {
             again: Timestamp(NOW.0 - 10_000 + after * 1000), ..Failing::after(None, String::new(), NOW)
@@ -199,10 +216,25 @@ proptest! {
             prop_assert!(asked + creates <= usize::from(failing.again <= NOW));
         }
         for step in &steps {
-            let (PoolStep::Move(name, MachineStep::Leaving, _) | PoolStep::Create(name)) = step else { continue };
-            let machine = views.iter().find(|machine| machine.record.name == *name).unwrap();
-            prop_assert!(!machine.called && machine.node.is_none_or(|node| node.jobs == 0));
-            prop_assert!(deleting || machine.node.is_none() || !machine.used);
+            let machine = |name: &NodeId| views.iter().find(|machine| machine.record.name == *name).unwrap();
+            match step {
+                PoolStep::Delete(name) | PoolStep::Move(name, MachineStep::Deleting, _) | PoolStep::Fail(name, _) => {
+                    prop_assert!(!machine(name).member, "{:?}", step);
+                }
+                // Its provider says that it is gone, and it does not answer.
+                PoolStep::Remove(name, _) => {
+                    prop_assert!(machine(name).gone && machine(name).node.is_some_and(|node| !node.silent.is_zero()));
+                }
+                PoolStep::Create(name) => prop_assert!(!machine(name).called && !machine(name).member),
+                PoolStep::Move(name, MachineStep::Leaving, _)
+                    if machine(name).record.step != MachineStep::Deleting =>
+                {
+                    let machine = machine(name);
+                    prop_assert!(!machine.called && machine.node.is_none_or(|node| node.jobs == 0));
+                    prop_assert!(deleting || machine.node.is_none() || !machine.used);
+                }
+                _ => {}
+            }
         }
         // Every machine is named at most once.
         let mut names: Vec<_> = steps.iter().filter_map(|step| match step {
