@@ -13,7 +13,7 @@ pub fn status(fault: &Fault) -> Status {
         Code::JobConflict | Code::NodeTaken => tonic::Code::AlreadyExists,
         Code::Fenced => tonic::Code::FailedPrecondition,
         Code::Denied | Code::NodeTwice => tonic::Code::PermissionDenied,
-        Code::Unidentified | Code::TokenRefused => tonic::Code::Unauthenticated,
+        Code::Unidentified | Code::TokenRefused | Code::NodeRemoved => tonic::Code::Unauthenticated,
         Code::DiskFull => tonic::Code::ResourceExhausted,
         Code::ControllerStore | Code::SnapshotStore => tonic::Code::Unavailable,
         Code::Bug => tonic::Code::Internal,

@@ -367,13 +367,13 @@ fn test_who_is_removed_gets_nothing_any_more() {
 
     site.ctl(&["node", "remove", "n0"]).ok();
     assert!(site.node("n0").is_none());
-    eventually("the node is told", SOON, || site.nodes[0].log().contains("NET-103").then_some(()));
+    eventually("the node is told", SOON, || site.nodes[0].log().contains("NODE-112").then_some(()));
     assert!(site.node("n0").is_none(), "it does not come back by itself");
     let refusals = site.audit();
-    let refused = |who: &str| {
-        refusals.iter().any(|line| line["who"] == who && line["answer"].as_str().unwrap().contains("NET-103"))
+    let refused = |who: &str, code: &str| {
+        refusals.iter().any(|line| line["who"] == who && line["answer"].as_str().unwrap().contains(code))
     };
-    assert!(refused("node n0") && refused("user ada"), "{refusals:?}");
+    assert!(refused("node n0", "NODE-112") && refused("user ada", "NET-103"), "{refusals:?}");
 }
 
 #[test]

@@ -352,7 +352,7 @@ async fn still_member(
             new.write(&path).map_err(failed)?;
             Ok(true)
         }
-        Err(fault) if fault.code == Code::Unidentified => Ok(false),
+        Err(fault) if matches!(fault.code, Code::Unidentified | Code::NodeRemoved) => Ok(false),
         Err(fault) => Err(fault),
     }
 }

@@ -297,7 +297,8 @@ impl Registry {
         Ok(true)
     }
 
-    fn was_removed(&self, enrollment: &str) -> bool {
+    /// Whether the removal of a node with this enrollment is on record.
+    pub(crate) fn was_removed(&self, enrollment: &str) -> bool {
         self.known.read().removed.contains_key(enrollment)
     }
 

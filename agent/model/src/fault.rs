@@ -141,6 +141,7 @@ codes! {
     NodeTwice "NODE-108" User Retry::Never, "two machines live under one identity";
     NodeBusy "NODE-109" User Retry::Never, "the machine still has jobs";
     NodeTaken "NODE-110" User Retry::Never, "there is a machine of this name already";
+    NodeRemoved "NODE-112" User Retry::Never, "the machine was removed from the fleet";
     Preempted "NODE-111" Node Retry::OtherNode, "the machine of the job was taken away";
     ControllerStore "CTL-101" Platform SOON, "the controller's store failed";
     Fenced "CTL-102" Platform Retry::Never, "the report belongs to an earlier attempt";

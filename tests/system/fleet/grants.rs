@@ -327,7 +327,11 @@ fn test_without_the_key_or_after_a_removal_nothing_is_proved_until_somebody_says
     until(&site, &kept, "Running");
 
     // After a removal the same machine proves nothing of before.
+    let dir = order(&site.nodes[0], "kept.1.0").with_file_name("");
     site.ctl(&["node", "remove", "n0", "--lose-jobs"]).ok();
+    eventually("it ends what it ran, because it hears that it was removed", SOON, || {
+        (!dir.exists() || dir.join("exit.json").exists()).then_some(())
+    });
     join_again(&mut site, "n0");
     assert_ne!(job(&site, &kept)["state"], "Running", "it counts as lost");
     fs::write(site.path("go-kept"), "").unwrap();

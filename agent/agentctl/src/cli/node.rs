@@ -88,7 +88,7 @@ pub(crate) enum NodeVerb {
     Remove {
         /// The machine.
         node: String,
-        /// Take what it still runs for lost.
+        /// Take what it still runs for lost; the machine ends it when it hears of its removal.
         #[arg(long)]
         lose_jobs: bool,
         /// As JSON.

@@ -125,6 +125,7 @@ fn page(code: Code) -> &'static str {
         Code::NodeTwice => page!("NODE-108"),
         Code::NodeBusy => page!("NODE-109"),
         Code::NodeTaken => page!("NODE-110"),
+        Code::NodeRemoved => page!("NODE-112"),
         Code::Preempted => page!("NODE-111"),
         Code::ControllerStore => page!("CTL-101"),
         Code::Fenced => page!("CTL-102"),

@@ -180,14 +180,18 @@ impl Reconciler {
             let now = self.worker.clock.now();
             self.link.standing.send_modify(|standing| standing.broke(now, error.why()));
             let wait = backoff.next();
-            match error.refusal() {
+            let refusal = error.refusal();
+            if refusal.as_ref().is_some_and(|fault| fault.code == Code::NodeRemoved) {
+                self.disown_all();
+            }
+            match refusal {
                 Some(fault)
                     if told.is_none_or(|(code, at): (Code, Instant)| {
                         code != fault.code || at.elapsed() > TOLD
                     }) =>
                 {
                     told = Some((fault.code, Instant::now()));
-                    warn!(%fault, "the controller refuses this machine; jobs go on");
+                    warn!(%fault, jobs = self.held.len(), "the controller refuses this machine");
                 }
                 _ => debug!(%error, ?wait, "connecting to the controller again"),
             }
@@ -201,6 +205,19 @@ impl Reconciler {
                 }
             }
             self.revive(&intake);
+        }
+    }
+
+    /// The machine was removed: what it still runs is lost to the controller, and may run elsewhere.
+    fn disown_all(&mut self) {
+        for held in self.held.values() {
+            held.desired.send_if_modified(|known| {
+                let differs = known.is_run();
+                if differs {
+                    *known = Desired::Disown;
+                }
+                differs
+            });
         }
     }
 

@@ -487,10 +487,17 @@ impl Gate {
                 Fault::new(Code::Unidentified, format!("the certificate of {who} has ended")).fix(again)
             );
         }
+        // What is only not on record, as after an old backup, may go on with what it runs.
+        if self.registry.was_removed(&certificate.subject.enrollment) {
+            let fault = Fault::new(Code::NodeRemoved, format!("{who} was removed from this controller"));
+            return Err(fault.fix(again));
+        }
         if !self.registry.knows(certificate) {
-            return Err(
-                Fault::new(Code::Unidentified, format!("{who} was removed from this controller")).fix(again)
-            );
+            let what = match who {
+                Principal::Node { .. } => format!("{who} is not on record at this controller"),
+                _ => format!("{who} was removed from this controller"),
+            };
+            return Err(Fault::new(Code::Unidentified, what).fix(again));
         }
         Ok(())
     }

@@ -180,7 +180,11 @@ async fn ask(shared: &Shared, subject: &Subject) -> PeerVerdict {
     let mut client = WorkerClient::new(shared.controller.clone());
     match timeout(ANSWER, client.admit_peer(request)).await {
         Ok(Ok(_)) => PeerVerdict::Member,
-        Ok(Err(status)) if agent_proto::fault(&status).code == Code::Unidentified => PeerVerdict::Stranger,
+        Ok(Err(status))
+            if matches!(agent_proto::fault(&status).code, Code::Unidentified | Code::NodeRemoved) =>
+        {
+            PeerVerdict::Stranger
+        }
         _ => PeerVerdict::Unknown,
     }
 }
