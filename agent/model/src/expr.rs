@@ -2,6 +2,8 @@
 //!
 //! Blanks inside the braces are allowed. Anything else between `${{` and `}}` is refused rather than left
 //! in the command, where a shell would interpret it in unexpected ways.
+//!
+//! `$[[--lr ${{inputs.lr}}]]` is a part that is there only when the inputs in it have values: [`optional`].
 
 use crate::fault::{Code, Fault};
 
@@ -40,6 +42,25 @@ pub fn substitute(command: &str, resolve: impl Fn(&Reference) -> String) -> Resu
             Piece::Reference(reference) => resolve(&reference),
         })
         .collect())
+}
+
+/// The command with its optional parts: each stays, without its brackets, if all that it names `is_there`, and goes
+/// otherwise. Brackets that name nothing are the shell's.
+pub fn optional(command: &str, is_there: impl Fn(&Reference) -> bool) -> String {
+    let (mut whole, mut rest) = (String::with_capacity(command.len()), command);
+    while let Some(start) = rest.find("$[[") {
+        let inside = &rest[start + 3..];
+        let Some(end) = inside.find("]]") else { break };
+        let named = references(&inside[..end]).unwrap_or_default();
+        whole.push_str(&rest[..start]);
+        match named.as_slice() {
+            [] => whole.push_str(&rest[start..start + 3 + end + 2]),
+            named if named.iter().all(&is_there) => whole.push_str(&inside[..end]),
+            _ => {}
+        }
+        rest = &inside[end + 2..];
+    }
+    whole + rest
 }
 
 fn pieces(command: &str) -> Result<Vec<Piece<'_>>, Fault> {
@@ -86,6 +107,20 @@ mod tests {
             Reference::Output(name) => format!("[{name}]"),
         });
         assert_eq!(replaced.unwrap(), "a <x> b [model-1.y] $HOME <x>");
+    }
+
+    #[test]
+    fn test_optional_parts_stay_with_what_they_name() {
+        let there = |reference: &Reference| *reference == Reference::Input("lr".to_owned());
+        for (command, becomes) in [
+            ("t $[[--lr ${{inputs.lr}}]] x", "t --lr ${{inputs.lr}} x"),
+            ("t $[[--n ${{inputs.n}}]] x", "t  x"),
+            ("$[[${{inputs.lr}} ${{ inputs.n }}]]$[[${{inputs.lr}}]]", "${{inputs.lr}}"),
+            ("a $[[1]] $[[ -f b ]] $[[", "a $[[1]] $[[ -f b ]] $[["),
+            ("[[ -f ${{inputs.n}} ]]", "[[ -f ${{inputs.n}} ]]"),
+        ] {
+            assert_eq!(optional(command, there), becomes, "{command}");
+        }
     }
 
     #[test]

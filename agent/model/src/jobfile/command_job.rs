@@ -105,10 +105,10 @@ fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
     };
     warn_of_no_replacement(limits_at, &draft, &mut warnings);
     let before = wrong.count();
-    let inputs = read_inputs(&mut top, given, &mut draft, &mut warnings, &mut wrong);
+    let (inputs, absent) = read_inputs(&mut top, given, &mut draft, &mut warnings, &mut wrong);
     read_outputs(&mut top, &mut draft, &mut warnings, &mut wrong);
     // For an input that is wrong it is not known whether the command may use it.
-    let known = (wrong.count() == before).then_some(inputs.as_slice());
+    let known = (wrong.count() == before).then_some((inputs.as_slice(), absent.as_slice()));
     draft.command = wrong.note(read_command(top, &draft, known, &mut warnings));
     let warnings = wrong.told(warnings)?;
     let environment = environment.unwrap_or_else(|| EnvironmentRef::Spec(EnvSpec::host()));
@@ -293,28 +293,29 @@ fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Prior
     Ok(word.and_then(Priority::parse).unwrap_or_default())
 }
 
-/// Literals are put into the draft; inputs that name a local path are returned.
+/// Literals are put into the draft; inputs that name a local path are returned, and the names of those without a value.
 fn read_inputs(
     top: &mut Section,
     given: &[(String, String)],
     draft: &mut JobDraft,
     warnings: &mut Vec<Warning>,
     wrong: &mut Mistakes,
-) -> Vec<InputRef> {
+) -> (Vec<InputRef>, Vec<String>) {
     let entries = wrong.note(top.section("inputs")).map(Section::into_entries).unwrap_or_default();
     wrong.note(refuse_unknown(given, &entries));
-    let mut paths = Vec::new();
+    let (mut paths, mut absent) = (Vec::new(), Vec::new());
     for (key, node) in entries {
+        let name = key.text.clone();
         let full = format!("inputs.{}", key.text);
         let given = given.iter().rev().find(|(name, _)| *name == full).map(|(_, value)| value.as_str());
         match wrong.note(read_input(key.text, node, given, warnings)) {
             ReadInput::Literal(name, text) => drop(draft.inputs.insert(name, Input::Literal(text))),
             ReadInput::Known(name, input) => drop(draft.inputs.insert(name, input)),
             ReadInput::Path(input) => paths.push(input),
-            ReadInput::Absent => {}
+            ReadInput::Absent => absent.push(name),
         }
     }
-    paths
+    (paths, absent)
 }
 
 /// What an input was found to be.
@@ -506,12 +507,12 @@ fn read_output_name(
     Ok(name.map(|name| OutputName { name, version }))
 }
 
-/// The last key to be read: remaining keys are unknown, and one may be a misspelt `command`. Its references are
-/// checked only if all `inputs` and outputs are known.
+/// The last key to be read: remaining keys are unknown, and one may be a misspelt `command`. Its optional parts are
+/// decided and its references checked only if all inputs, with those that have no value, and outputs are known.
 fn read_command(
     mut top: Section,
     draft: &JobDraft,
-    inputs: Option<&[InputRef]>,
+    inputs: Option<(&[InputRef], &[String])>,
     warnings: &mut Vec<Warning>,
 ) -> Result<String, Rejection> {
     let start = top.place();
@@ -528,14 +529,25 @@ fn read_command(
     };
     warnings.extend(strangers.into_iter().map(UnknownKey::into_warning));
     let command = node.text().map_err(|at| within("command", at))?;
-    if let Some(inputs) = inputs {
-        let input_names = draft.inputs.keys().chain(inputs.iter().map(|input| &input.name));
-        check_references(&node, command, &input_names.map(String::as_str).collect::<Vec<_>>(), draft)?;
-    }
-    Ok(command.to_owned())
+    let Some((inputs, absent)) = inputs else { return Ok(command.to_owned()) };
+    let absent: Vec<&str> = absent.iter().map(String::as_str).collect();
+    let is_there = |reference: &Reference| match reference {
+        Reference::Input(name) => !absent.contains(&name.as_str()),
+        Reference::Output(_) => true,
+    };
+    let command = expr::optional(command, is_there);
+    let inputs = draft.inputs.keys().chain(inputs.iter().map(|input| &input.name)).map(String::as_str);
+    check_references(&node, &command, &inputs.collect::<Vec<_>>(), &absent, draft)?;
+    Ok(command)
 }
 
-fn check_references(node: &Node, command: &str, inputs: &[&str], draft: &JobDraft) -> Result<(), Rejection> {
+fn check_references(
+    node: &Node,
+    command: &str,
+    inputs: &[&str],
+    absent: &[&str],
+    draft: &JobDraft,
+) -> Result<(), Rejection> {
     let references = expr::references(command)
         .map_err(|fault| Rejection::invalid(node.place, fault.what).fix(fault.fix.unwrap_or_default()))?;
     let outputs: Vec<&str> = draft.outputs.keys().map(String::as_str).collect();
@@ -546,6 +558,13 @@ fn check_references(node: &Node, command: &str, inputs: &[&str], draft: &JobDraf
         };
         if known.contains(&name.as_str()) {
             continue;
+        }
+        if kind == "inputs" && absent.contains(&name.as_str()) {
+            let message =
+                format!("the command uses `${{{{inputs.{name}}}}}`, which is optional and has no value");
+            return Err(Rejection::invalid(node.place, message).fix(format!(
+                "give it one, or write `$[[... ${{{{inputs.{name}}}}}]]`, which goes without one"
+            )));
         }
         let message = format!("the command uses `${{{{{kind}.{name}}}}}`, which the job does not define");
         return Err(Rejection::invalid(node.place, message).fix(match nearest(name, known) {

@@ -49,6 +49,17 @@ fn refused(text: &str) -> Fault {
 }
 
 #[test]
+fn test_an_optional_input_goes_with_what_names_it() {
+    let text = "command: t $[[--lr ${{inputs.lr}}]] ${{inputs.n}}\ninputs:\n  lr: {type: number, optional: true}\n  n: 3\n";
+    assert_eq!(command_job(text, &[]).unwrap().draft.command, "t  ${{inputs.n}}");
+    let given = [("inputs.lr".to_owned(), "0.1".to_owned())];
+    assert_eq!(command_job(text, &given).unwrap().draft.command, "t --lr ${{inputs.lr}} ${{inputs.n}}");
+    let bare = "command: t ${{inputs.lr}}\ninputs: {lr: {type: number, optional: true}}\n";
+    let fault = Fault::from(command_job(bare, &[]).unwrap_err());
+    assert!(fault.what.contains("is optional and has no value"), "{fault}");
+}
+
+#[test]
 fn test_every_key_reaches_the_draft() {
     let job = command_job(FULL, &[]).unwrap();
     assert_eq!(job.warnings, []);
