@@ -55,6 +55,27 @@ fn rights(tally: &mut Tally, _: &Scale) {
             assert_eq!(bed.machines[index - 1].written(), before);
         });
     }
+    tally.case("it is taken away with the rights with which it was installed, or that is said", || {
+        let ada = place("ada", 2);
+        let (before, controller) = (bed.machines[1].written(), crate::attach::bed::controller());
+        let key = bed.path("key");
+        let detach = |words: &[&str]| {
+            let mut command = bed.command(&["detach", &ada, "--controller", &controller]);
+            command.args(words).arg("--key").arg(&key);
+            told(command, "secret\n")
+        };
+        // Nobody gives sudo its password: it is the user's own.
+        told(bed.attaching(&ada, &["--accept-new"]), "").ok();
+        assert_eq!(whose(2).stdout.lines().last(), Some("ada"));
+        detach(&["--password-stdin"]).ok();
+        assert_eq!(bed.machines[1].written(), before);
+        assert_ne!(whose(2).stdout.lines().last(), Some("ada"));
+        told(bed.attaching(&ada, &["--accept-new", "--password-stdin"]), "secret\n").ok();
+        detach(&[]).code(1).says("root's");
+        assert!(bed.ready().contains(&"host2".to_owned()), "it was not removed from the controller");
+        detach(&["--password-stdin"]).ok();
+        assert_eq!(bed.machines[1].written(), before);
+    });
     tally.case("the password is in no log of sudo or of the shell", || {
         let found =
             bed.machines[1].sh("grep -rl secret /var/log/auth.log /home/ada 2>/dev/null; true").stdout;

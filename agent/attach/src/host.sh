@@ -471,7 +471,7 @@ trouble() {
 # Takes away all that attach made, the last first.
 remove() {
     owned
-    [ -e "$MANIFEST" ] || { say 'done' && exit 0; }
+    [ -e "$MANIFEST" ] || { say absent && say 'done' && exit 0; }
     SERVICE=$(noted "$MANIFEST" service)
     stop
     ended 10 TERM '' || ended 10 KILL '' || fail 'processes of jobs do not end'

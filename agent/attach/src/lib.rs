@@ -109,6 +109,9 @@ pub enum AttachError {
         /// The host's message.
         why: String,
     },
+    /// What is installed there is root's, and this login cannot become root.
+    #[error("what attach installed there is root's, and this login has no way to become root")]
+    NotRoot,
     /// Another attach or detach of the host is running.
     #[error("another attach or detach of this host is at work, from {0}")]
     Held(String),
@@ -260,6 +263,16 @@ impl SshHost {
             name,
             tunnel,
         })
+    }
+
+    /// Goes on with the rights with which it was installed there, which need not be those that this login would take.
+    pub fn act_as_installed(&mut self) -> Result<(), AttachError> {
+        match (report::installed(&self.facts).map(|there| there.mode), self.plan.map(|plan| plan.mode)) {
+            (Some(Mode::User), _) => self.plan = Some(report::plan(&self.facts, false)),
+            (Some(Mode::System), Some(Mode::User)) => return Err(AttachError::NotRoot),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Has the host reach the controller by a tunnel: at the port it had before, or at one that is free.
@@ -419,7 +432,13 @@ impl SshHost {
 
     /// Removes all that attach installed. Returns what was kept because something else uses it.
     pub async fn remove(&self) -> Result<Vec<String>, AttachError> {
-        Ok(self.take_away("taking it away").await?.all("kept").to_vec())
+        let doing = "taking it away";
+        let facts = self.take_away(doing).await?;
+        if facts.has("absent") {
+            let why = "there is no record of what was installed with these rights".to_owned();
+            return Err(AttachError::Step { doing, why });
+        }
+        Ok(facts.all("kept").to_vec())
     }
 
     async fn take_away(&self, doing: &'static str) -> Result<Facts, AttachError> {

@@ -386,7 +386,7 @@ pub(super) async fn detach(
     let output = RefCell::new(output);
     let desk = Terminal::new(&output, String::new(), args.ssh.accept_new);
     let opened = SshHost::open(&wish, &person, &id, None, &desk).await;
-    let host = opened.map_err(|error| fault(&args.place, &error))?;
+    let mut host = opened.map_err(|error| fault(&args.place, &error))?;
     let Some(node) = host.node() else {
         output.borrow_mut().note(&format!("attach has installed nothing on {}", host.shown_as));
         return Ok(());
@@ -397,6 +397,7 @@ pub(super) async fn detach(
             .fix("speak to that controller (--context), or name it as the machine knows it: --controller URL")
             .into());
     }
+    host.act_as_installed().map_err(|error| fault(&host.shown_as, &error))?;
     host.lock(&desk).await.map_err(|error| fault(&host.shown_as, &error))?;
     let request = v1::RemoveNodeRequest { node: node.name.clone(), lose_jobs: args.lose_jobs };
     match answer(client.identity().remove_node(request)).await {
