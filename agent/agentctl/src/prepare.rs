@@ -16,6 +16,7 @@ mod requirements;
 mod ship;
 mod source;
 mod survey;
+mod text;
 
 use std::io;
 use std::path::Path;
@@ -27,11 +28,16 @@ pub(crate) use plan::{Changes, Plan, job_name};
 pub(crate) use remark::Remark;
 pub(crate) use ship::{Care, send};
 pub(crate) use source::Source;
+pub(crate) use text::read as read_text;
 
 /// A fault about the content of `file`.
 fn in_file(file: &Path, mut fault: Fault) -> Fault {
     fault.what = format!("{}: {}", file.display(), fault.what);
     fault
+}
+
+fn read(path: &Path, what: &str) -> Result<String, Fault> {
+    read_text(path).map_err(|error| unreadable(path, what, &error))
 }
 
 fn unreadable(path: &Path, what: &str, error: &io::Error) -> Fault {

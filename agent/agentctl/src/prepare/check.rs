@@ -1,6 +1,5 @@
 //! Reads what a job is made from and collects everything that is wrong with it, without sending anything.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use agent_model::job::Input;
@@ -84,7 +83,7 @@ fn read(source: &Source) -> Result<(), (PathBuf, Refused)> {
         Source::Runconfig { file, folder, .. } => (file, Some(*folder)),
         Source::Directory(_) | Source::Script { .. } => return Ok(()),
     };
-    let Ok(text) = fs::read_to_string(file) else { return Ok(()) };
+    let Ok(text) = super::read_text(file) else { return Ok(()) };
     let read = match folder {
         None => jobfile::command_job(&text, &[]).map(drop),
         Some(folder) => jobfile::runconfig(&text, &[], folder).map(drop),

@@ -3,44 +3,15 @@
 //! Errors in a file are reported here, to its author, and not later when a node builds it. Files of pip requirements
 //! that a conda file includes are copied into it, because the node gets only its text.
 
-use std::fs::File;
-use std::io::{self, Read as _};
 use std::path::Path;
 
 use agent_model::condafile::{self, CondaFile};
 use agent_model::{Code, Fault};
 
-use super::{Remark, requirements};
+use super::{Remark, read, requirements};
 
 /// How conda's names of the platforms of nodes begin.
 const PLATFORM: &str = "linux-";
-
-/// Reads a conda file or a lock, but not more bytes than a valid one can have.
-pub(super) fn read(path: &Path, what: &str) -> Result<String, Fault> {
-    let text = || {
-        let mut bytes = Vec::new();
-        File::open(path)?.take(condafile::LARGEST as u64 * 2 + 4).read_to_end(&mut bytes)?;
-        decode(bytes)
-    };
-    text().map_err(|error| super::unreadable(path, what, &error))
-}
-
-/// UTF-8, or the UTF-16 that a redirected `conda env export` leaves on Windows.
-fn decode(bytes: Vec<u8>) -> io::Result<String> {
-    let unit = |pair: &[u8]| match bytes[0] {
-        0xff => u16::from_le_bytes([pair[0], pair[1]]),
-        _ => u16::from_be_bytes([pair[0], pair[1]]),
-    };
-    let wrong = |_| io::Error::from(io::ErrorKind::InvalidData);
-    match bytes.as_slice() {
-        [0xff, 0xfe, text @ ..] | [0xfe, 0xff, text @ ..] => {
-            let units: Vec<u16> = text.chunks_exact(2).map(unit).collect();
-            String::from_utf16(&units).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
-        }
-        _ if bytes.len() > condafile::LARGEST => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        _ => String::from_utf8(bytes).map_err(wrong),
-    }
-}
 
 /// The text of a conda file from `file`, complete and checked.
 pub(super) fn document(
@@ -124,25 +95,6 @@ mod tests {
             warnings[0].to_string().contains("c.yml: line 1, column 9: `prefix` has no effect"),
             "{warnings:?}"
         );
-    }
-
-    #[test]
-    fn test_texts_of_windows_are_read() {
-        let dir = project(&[]);
-        let path = dir.path().join("c.yml");
-        for big in [false, true] {
-            let units = "\u{feff}dependencies: [a]\r\n".encode_utf16();
-            let bytes: Vec<u8> =
-                units.flat_map(|unit| if big { unit.to_be_bytes() } else { unit.to_le_bytes() }).collect();
-            std::fs::write(&path, bytes).unwrap();
-            assert_eq!(read(&path, "it").unwrap(), "dependencies: [a]\r\n");
-        }
-        std::fs::write(&path, b"dependencies: [\xe9]\n").unwrap();
-        assert_eq!(read(&path, "the conda file").unwrap_err().fix.unwrap(), "save it as UTF-8");
-        std::fs::write(&path, vec![b'-'; 10 << 20]).unwrap();
-        let text = read(&path, "it").unwrap();
-        let fault = document(&text, &path, &mut Vec::new()).unwrap_err();
-        assert!(fault.what.contains("more than 1 MiB"), "{fault}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use agent_model::{Code, EnvSpec, Fault, JobDraft, JobId};
 
 use crate::cli::Needs;
 
-use super::{Remark, Source, conda, in_file, requirements, unreadable};
+use super::{Remark, Source, conda, in_file, read, requirements, text};
 
 const REQUIREMENTS: &str = "requirements.txt";
 
@@ -95,7 +95,20 @@ impl Plan {
             }
         };
         plan.apply(changes)?;
+        plan.warnings.extend(plan.windows_script());
         Ok(plan)
+    }
+
+    /// A script of its command that no shell on Linux reads as it is meant.
+    fn windows_script(&self) -> Option<Remark> {
+        let code = self.code.as_deref()?;
+        let script = text::windows_script(code, &self.draft.command)?;
+        let file = code.join(script);
+        let message = format!(
+            "its lines end as on Windows, so a shell does not run it as it is meant: `sed -i 's/\\r$//' {}`",
+            file.display()
+        );
+        Some(Remark::of(&file, message))
     }
 
     /// A directory without a job file: the command line says what to run.
@@ -204,7 +217,7 @@ impl Plan {
             }
             EnvironmentRef::CondaFile { image, path, lock } => {
                 let file = base.join(&path);
-                let text = conda::read(&file, "the conda file")?;
+                let text = read(&file, "the conda file")?;
                 let (document, parsed) = conda::document(&text, &file, warnings)?;
                 let lock =
                     lock.map(|lock| conda::lock(&base.join(lock), Some(&parsed), warnings)).transpose()?;
@@ -327,10 +340,6 @@ fn refuse_set(changes: &Changes) -> Result<(), Fault> {
 
 fn pip(python: &str, file: &Path) -> Result<EnvSpec, Fault> {
     Ok(EnvSpec::Pip { python: python.to_owned(), requirements: requirements::read(file)? })
-}
-
-fn read(path: &Path, what: &str) -> Result<String, Fault> {
-    fs::read_to_string(path).map_err(|error| unreadable(path, what, &error))
 }
 
 fn file_name(file: &Path) -> String {

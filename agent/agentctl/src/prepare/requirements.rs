@@ -3,7 +3,6 @@
 //! The node gets only the list, so included files are read here, and lines that a node cannot use are refused with
 //! their place. [`agent_model::requirement`] decides which lines those are.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use agent_model::requirement::{Line, Refused, judge, logical_lines};
@@ -41,14 +40,17 @@ impl RequirementsReader {
                 Some(by) => fault.why(format!("`{}` includes it", by.display())),
                 None => fault,
             }
-            .fix("correct the path: it is relative to the file that names it")
+            .fix(match error.kind() {
+                std::io::ErrorKind::InvalidData => "save it as UTF-8",
+                _ => "correct the path: it is relative to the file that names it",
+            })
         };
         let real = path.canonicalize().map_err(|error| unreadable(&error))?;
         if self.open.contains(&real) {
             return Err(Fault::new(Code::JobInvalid, format!("`{}` includes itself", path.display()))
                 .fix("remove the `-r` line that leads back to it"));
         }
-        let text = fs::read_to_string(&real).map_err(|error| unreadable(&error))?;
+        let text = super::read_text(&real).map_err(|error| unreadable(&error))?;
         let parent = real.parent().unwrap_or(Path::new("/")).to_owned();
         self.open.push(real);
         for (number, line) in logical_lines(&text) {

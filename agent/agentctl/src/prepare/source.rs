@@ -98,7 +98,7 @@ fn of_file(file: &Path) -> Source {
         return Source::Script { dir: dir.to_owned(), name, program };
     }
     // A file that cannot be read is told of when it is read as a job file.
-    let text = fs::read_to_string(file).unwrap_or_default();
+    let text = super::read_text(file).unwrap_or_default();
     match Dialect::of(&name, &text) {
         Dialect::Job => Source::Job(file.to_owned()),
         Dialect::Runconfig => {

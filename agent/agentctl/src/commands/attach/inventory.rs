@@ -16,7 +16,7 @@ pub(super) fn read(file: &Path, args: &AttachArgs) -> Result<Vec<Candidate>, Fau
             .why(why)
             .fix("see agent/docs/attach.md for its form")
     };
-    let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+    let text = crate::prepare::read_text(file).map_err(|error| wrong(error.to_string()))?;
     parse(&text, args)
         .map_err(|at| wrong(format!("line {}, column {}: {}", at.place.line, at.place.column, at.message)))
 }

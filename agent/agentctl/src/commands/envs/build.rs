@@ -117,7 +117,7 @@ enum Form {
 
 /// What `target` is, by its content, because users name these files as they like.
 fn form(target: &Path) -> Form {
-    let Ok(text) = fs::read_to_string(target) else { return Form::Job }; // reading it says what is wrong
+    let Ok(text) = crate::prepare::read_text(target) else { return Form::Job }; // reading it says what is wrong
     let path = target.canonicalize().unwrap_or_else(|_| PathBuf::from(target));
     let quoted = format!("'{}'", path.display().to_string().replace('\'', "''"));
     let has = |key: &str| text.lines().any(|line| line.starts_with(&format!("{key}:")));
