@@ -275,6 +275,7 @@ impl From<Outcome> for v1::Outcome {
                 key: used.key,
                 lock: used.lock.map(String::from).unwrap_or_default(),
             }),
+            left_out: outcome.left_out,
         }
     }
 }
@@ -322,6 +323,7 @@ impl TryFrom<v1::Outcome> for Outcome {
                 memory_peak: usage.memory_peak_bytes,
             }),
             environment: wire.environment.map(left::used_environment).transpose()?,
+            left_out: wire.left_out,
         })
     }
 }
@@ -665,6 +667,7 @@ mod tests {
                 key: "pip-1".into(),
                 lock: Some(Digest::EMPTY),
             })),
+            left_out: vec!["outputs/latest -> /x points outside the directory".into()],
         };
         assert_eq!(Outcome::try_from(v1::Outcome::from(outcome.clone())).unwrap(), outcome);
     }

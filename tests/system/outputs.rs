@@ -1,6 +1,7 @@
 //! What a job leaves in `./outputs` is kept, whatever became of the job.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 
 use agent_tests::{Host, SOON, eventually};
 
@@ -132,6 +133,53 @@ fn test_what_cannot_be_read_of_the_outputs_is_told_and_the_rest_is_stored() {
     // A link to what is not there stays one, and one that leads out of the outputs goes.
     assert_eq!(fs::read_link(to.join("outputs/latest")).unwrap().to_str(), Some("c.ckpt"));
     assert!(to.join("outputs/around").symlink_metadata().is_err());
+    host.ctl(&["stop"]).ok();
+}
+
+/// Of each entry one thing holds: it is stored, or it is told and nothing is lost with it.
+#[test]
+fn test_names_of_any_bytes_are_kept_and_what_is_no_content_is_told() {
+    let host = Host::started();
+    let code = host.project("p", &[("x", "")]);
+    let command = "cd outputs; echo data > $(printf 'r\\351sultats.csv'); echo v > v1.ckpt; \
+                   ln -s $PWD/v1.ckpt latest; ln -s ../x above; ln -s gone next; mkfifo f";
+    let ran = host.ctl(&["run", code.to_str().unwrap(), "--", "sh", "-c", command]).ok();
+    let job = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
+    assert_eq!(host.job_state(&job), "Completed");
+    assert!(ran.stderr.contains("outputs: 2 files"), "{ran:?}");
+    let to = host.home().join("got");
+    let fetched = host.ctl(&["download", &job, "-o", to.to_str().unwrap()]).ok().stderr;
+    for said in [&ran.stderr, &fetched, &host.ctl(&["show", &job]).ok().stdout] {
+        for entry in ["outputs/f is neither", "outputs/latest -> /", "outputs/above -> ../x points outside"] {
+            assert!(said.contains(entry), "{entry}: {said}");
+        }
+    }
+    assert_eq!(host.show(&job)["left_out"].as_array().unwrap().len(), 3);
+    let name = std::ffi::OsStr::from_bytes(b"outputs/r\xe9sultats.csv");
+    assert_eq!(fs::read_to_string(to.join(name)).unwrap(), "data\n");
+    assert_eq!(fs::read_link(to.join("outputs/next")).unwrap().to_str(), Some("gone"));
+    // The text that is shown names it.
+    let part = host.home().join("part");
+    host.ctl(&["download", &job, "outputs/r\\xe9sultats.csv", "-o", part.to_str().unwrap()]).ok();
+    assert_eq!(fs::read_to_string(part.join(name)).unwrap(), "data\n");
+}
+
+#[test]
+fn test_outputs_that_are_a_link_are_those_behind_it_and_two_faults_are_both_told() {
+    let host = Host::unprivileged();
+    let (code, scratch) = (host.project("p", &[("x", "")]), host.home().join("scratch"));
+    let run = |command: String| host.ctl(&["run", code.to_str().unwrap(), "--", "sh", "-c", &command]);
+    let scratch = scratch.display();
+    let ran =
+        run(format!("mkdir {scratch}; echo 1 > {scratch}/a; rmdir outputs; ln -s {scratch} outputs")).ok();
+    assert!(ran.stderr.contains("outputs: 1 file"), "{ran:?}");
+    let ran = run("rmdir outputs; ln -s /root outputs; exit 3".to_owned());
+    assert_eq!(ran.code, 3, "{ran:?}");
+    for told in ["RUN-101", "also part of the outputs could not be stored", "`outputs` is a link to /root"] {
+        assert!(ran.stderr.contains(told), "{told}: {ran:?}");
+    }
+    let job = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
+    assert!(host.ctl(&["why", &job]).ok().stdout.contains("also part of the outputs"), "{ran:?}");
     host.ctl(&["stop"]).ok();
 }
 

@@ -11,6 +11,7 @@
 //! beside the file, and a killed one leaves at most `NAME.new`, which the next one takes over.
 
 mod beneath;
+mod names;
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, IoSliceMut, Write};
@@ -24,6 +25,7 @@ pub use beneath::{
     Links, append_plain, make_anew, names_beneath, open_beneath, open_directory, open_file_beneath,
     open_plain, read_beneath, read_plain, read_whole,
 };
+pub use names::{name_of_text, text_of_name};
 
 /// Fills `buffer` from `offset` on if all of that is in memory, without waiting for a disk. `false`: it has to be read
 /// where that may wait.

@@ -104,6 +104,21 @@ pub struct Outcome {
     /// What it ran in, if it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<Box<UsedEnvironment>>,
+    /// What stands among its outputs and is no content of the job, so that nothing was lost with it: links that lead out
+    /// of them or nowhere, pipes, sockets. Each path with the target and the reason; the first of them, for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
+}
+
+/// How many lines name what was left out of a job's outputs; more are only counted.
+const MOST_LEFT_OUT: usize = 20;
+
+/// The first of these, and how many more there are.
+pub fn first_left_out(mut all: Vec<String>) -> Vec<String> {
+    let more = all.len().saturating_sub(MOST_LEFT_OUT);
+    all.truncate(MOST_LEFT_OUT);
+    all.extend((more > 0).then(|| format!("and {more} more")));
+    all
 }
 
 /// The most lines of a log that a fault has.
@@ -128,6 +143,14 @@ pub fn last_lines(end_of_log: &[u8]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn test_what_was_left_out_is_named_up_to_a_limit_and_counted_beyond() {
+        let lines = |count: usize| (0..count).map(|at| at.to_string()).collect::<Vec<_>>();
+        assert_eq!(first_left_out(lines(MOST_LEFT_OUT)), lines(MOST_LEFT_OUT));
+        let first = first_left_out(lines(MOST_LEFT_OUT + 7));
+        assert_eq!((first.len(), first.last().unwrap().as_str()), (MOST_LEFT_OUT + 1, "and 7 more"));
+    }
 
     #[test]
     fn test_last_lines_are_few_short_and_plain() {

@@ -1857,6 +1857,10 @@ pub struct Outcome {
     /// What it ran in, if it ran.
     #[prost(message, optional, tag = "10")]
     pub environment: ::core::option::Option<UsedEnvironment>,
+    /// What stands among its outputs and is no content of the job (links that lead out or nowhere, pipes, sockets): each
+    /// path with the target and the reason, for people. The last line may count the rest.
+    #[prost(string, repeated, tag = "11")]
+    pub left_out: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UsedEnvironment {

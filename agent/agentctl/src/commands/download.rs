@@ -37,7 +37,8 @@ const LOGS: &str = "user_logs";
 pub(super) struct Stored {
     /// Each tree with its folder in the download: none for the first rank.
     pub(super) trees: Vec<(String, Digest)>,
-    /// What could not be copied of a job that runs, each path with the reason.
+    /// What is not in them, each path with the reason: what is no content of the job, and, of one that runs, what could not
+    /// be copied.
     pub(super) left_out: Vec<String>,
     /// The tasks of an array, each with its folder; otherwise the job itself, without one.
     logs: Vec<(String, JobView)>,
@@ -63,6 +64,7 @@ pub(super) async fn download(
     if stored.trees.is_empty() && !args.logs {
         let none = if has_ended { "left no outputs" } else { "has no outputs yet" };
         output.note(&format!("{name} {none}; --logs fetches its logs"));
+        tell_left_out(&stored.left_out, output);
         return Ok(());
     }
     let unwritable = |error: io::Error| unwritable(&dest, &error);
@@ -90,20 +92,27 @@ pub(super) async fn download(
     let Laid { files, bytes } = laid;
     let logs = if args.logs { format!(", logs in {LOGS}") } else { String::new() };
     output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::decimal(bytes)));
-    for left_out in &stored.left_out {
-        output.note(&format!("left out: {}", clean(left_out)));
-    }
+    tell_left_out(&stored.left_out, output);
     if !has_ended {
         output.note(&format!("{name} is {state}: these are its outputs so far"));
     }
     Ok(())
 }
 
+fn tell_left_out(left_out: &[String], output: &mut Output) {
+    for left_out in left_out {
+        output.note(&format!("left out: {}", clean(left_out)));
+    }
+}
+
 /// What a job left, or has written so far.
 pub(super) async fn stored(client: &Client, job: JobView, output: &mut Output) -> Result<Stored, Failure> {
     match job.has_ended() {
         _ if job.tasks.is_some() => of_tasks(client, job).await,
-        true => Ok(Stored { trees: trees_of(&job), left_out: Vec::new(), logs: vec![(String::new(), job)] }),
+        true => {
+            let (trees, left_out) = (trees_of(&job), left_out_of(&job));
+            Ok(Stored { trees, left_out, logs: vec![(String::new(), job)] })
+        }
         false => so_far(client, job, output).await,
     }
 }
@@ -111,6 +120,19 @@ pub(super) async fn stored(client: &Client, job: JobView, output: &mut Output) -
 /// What to do if the store lost part of what a job left: the machine that ran it may still have it.
 pub(super) fn lost_outputs(job: &str) -> String {
     format!("where its machine still keeps the job's directory: agentctl node outputs {job}")
+}
+
+/// What stands among the outputs of a job that has ended and is no content of it, each path with the reason.
+pub(super) fn left_out_of(job: &JobView) -> Vec<String> {
+    let of_rank = |rank: u32| {
+        let folder = folder_of(rank);
+        let lines = job.outcome_of(rank).into_iter().flat_map(|outcome| outcome.left_out.iter());
+        lines.map(move |line| match folder.as_str() {
+            "" => line.clone(),
+            folder => format!("{folder}: {line}"),
+        })
+    };
+    (0..job.ranks()).flat_map(of_rank).collect()
 }
 
 /// The outputs of a job that has ended.
@@ -128,7 +150,10 @@ async fn of_tasks(client: &Client, array: JobView) -> Result<Stored, Failure> {
         let index = task.index.unwrap_or_default().to_string();
         let folder = |rank: String| if rank.is_empty() { index.clone() } else { format!("{index}/{rank}") };
         match task.has_ended() {
-            true => found.trees.extend(trees_of(&task).into_iter().map(|(rank, root)| (folder(rank), root))),
+            true => {
+                found.trees.extend(trees_of(&task).into_iter().map(|(rank, root)| (folder(rank), root)));
+                found.left_out.extend(left_out_of(&task).iter().map(|line| format!("task {index}: {line}")));
+            }
             false => found.left_out.push(format!("task {index}: it is {}", task.state)),
         }
         found.logs.push((index, task));

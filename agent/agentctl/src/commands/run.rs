@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use agent_cas::snapshot::{self, Entry};
 use agent_model::{Code, Stream, size};
 
+use super::download::left_out_of;
 use super::follow::{Ended, Wants, follow};
 use super::metrics::Recorded;
 use super::submit;
@@ -135,6 +136,9 @@ fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) 
         }
         let _ = writeln!(text, "get them: agentctl download {}", job.job);
     }
+    for left_out in left_out_of(job) {
+        let _ = writeln!(text, "left out: {}", crate::output::text::clean(&left_out));
+    }
     for named in &job.named {
         let _ = writeln!(text, "output {}", crate::output::text::clean(&named.to_string()));
     }
@@ -167,6 +171,9 @@ mod tests {
         let entries = [entry("outputs/best.json", 96), entry("outputs/model.bin", 1_200_000)];
         let mut job = ended();
         job.named = ["3", ""].map(named).into();
+        if let Some(outcome) = &mut job.outcome {
+            outcome.left_out = vec!["outputs/latest -> /x/best.json points outside the directory".to_owned()];
+        }
         insta::assert_snapshot!(summary(&job, &Recorded::read(lines, &[]), &entries, PAPER), @r"
             train-1 Completed after 12 s, exit code 0
 
@@ -177,6 +184,7 @@ mod tests {
                   96 B  outputs/best.json
                 1.2 MB  outputs/model.bin
             get them: agentctl download train-1
+            left out: outputs/latest -> /x/best.json points outside the directory
             output model is azureml:iris:3
             output model is not named iris: the job left nothing there
         ");

@@ -5,6 +5,7 @@ use agent_model::outcome::Usage;
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::{Value, json};
 
+use super::download::left_out_of;
 use super::view::{JobView, NodeView, environment_words};
 use super::{as_job, gpus};
 use crate::cli::ShowArgs;
@@ -44,6 +45,7 @@ fn document(job: &JobView, gpus: &[(&str, &Gpu)]) -> Value {
     let used = job.outcome.as_ref().and_then(|outcome| outcome.environment.as_ref());
     document["environment"] =
         used.map(|used| json!({ "key": used.key, "lock": used.lock.map(|lock| lock.to_string()) })).into();
+    document["left_out"] = left_out_of(job).into();
     let gpu = |(node, gpu): &(&str, &Gpu)| json!({ "node": node, "gpu": gpu });
     document["gpus"] = gpus.iter().map(gpu).collect();
     document
@@ -108,6 +110,7 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     let stored =
         |a: &super::view::ArtifactsView| format!("{}, {}", count(a.files, "file"), size::decimal(a.bytes));
     add("outputs", job.artifacts.as_ref().map(stored));
+    add("left out", some(&left_out_of(job).join("\n")));
     let sent: Vec<String> = job.sent_to().map(|(name, uri)| format!("{name} to {uri}")).collect();
     add("sends", some(&sent.join("\n")));
     let named: Vec<String> = job.named.iter().map(ToString::to_string).collect();

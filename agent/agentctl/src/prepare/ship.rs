@@ -225,10 +225,7 @@ pub(super) fn unreadable(what: &str, path: &Path, error: &ScanError) -> Fault {
             Code::SnapshotUnsafe,
             "keep what the job does not need out with a .amlignore, or pack it into few files",
         ),
-        ScanError::TooDeep { .. }
-        | ScanError::NotAFile { .. }
-        | ScanError::Oversize(_)
-        | ScanError::Stopped => {
+        ScanError::TooDeep { .. } | ScanError::NotAFile { .. } | ScanError::Unfit(_) | ScanError::Stopped => {
             (Code::SnapshotUnsafe, "keep it out with a .amlignore, or give it another place or name")
         }
     };

@@ -4,6 +4,7 @@
 //! Tried once for each order; the controller repeats the order while somebody waits.
 
 use agent_cas::Store;
+use agent_model::outcome::first_left_out;
 use agent_model::{Code, Fault, ReplicaId};
 use agent_shim::JobDir;
 use tracing::info;
@@ -14,9 +15,6 @@ use super::recover::ORDER;
 use super::report::{Outbox, OutputsWanted, StoredOutputs};
 use super::{faults, outputs};
 use crate::disk::DiskKeeper;
-
-/// The most files that a report names as left out.
-const MOST_NAMED: usize = 20;
 
 /// Stores the outputs in the directory of a replica, and reports the result.
 pub(crate) async fn store(
@@ -29,10 +27,10 @@ pub(crate) async fn store(
 ) {
     let stored = attempt(&store, &outbox, &disk, &dir, &replica, wanted).await;
     info!(%replica, ?wanted, ?stored, "asked to store outputs of job");
-    let told = stored.map(|Collected { artifacts, missing }| {
-        let left_out =
-            missing.iter().take(MOST_NAMED).map(|file| format!("{} {}", file.path.display(), file.why));
-        StoredOutputs { artifacts, left_out: left_out.collect() }
+    let told = stored.map(|Collected { artifacts, missing, left_out }| {
+        let missing = missing.iter().map(|file| format!("{} {}", file.path.display(), file.why));
+        let left_out = first_left_out(missing.chain(left_out).collect());
+        StoredOutputs { artifacts, left_out }
     });
     outbox.tell_outputs(&replica, wanted, told).await;
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use agent_cas::snapshot::{self, PushError, ScanError, Snapshot, Unread};
+use agent_cas::snapshot::{self, Elsewhere, PushError, ScanError, Snapshot, Unread};
 use agent_cas::{Hasher, Store};
 use agent_fs::open_plain;
 use agent_model::job::JobDraft;
@@ -17,7 +17,7 @@ use agent_model::{Artifacts, Digest, failpoint};
 use agent_shim::segments::Reader;
 use agent_shim::tracking::Intake;
 use agent_shim::{JobDir, LogPolicy};
-use tracing::{info, warn};
+use tracing::warn;
 
 /// Why the outputs could not be stored.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,8 @@ pub(crate) struct Collected {
     pub(crate) artifacts: Option<Artifacts>,
     /// What could not be stored.
     pub(crate) missing: Vec<Unread>,
+    /// What is no content of the job, each path with the reason.
+    pub(crate) left_out: Vec<String>,
 }
 
 /// Stores the outputs, except for `without`, which counts as missing. Dropping the future ends the reading.
@@ -101,17 +103,12 @@ pub(crate) async fn collect(
                 let _ = agent_spawn::take_outputs(place, uid, room); // the scan reports what it cannot read
             }
         }
-        scan(&base, &places, &without, &stop)
+        scan(&base, &places, &without, &elsewhere(&taken), &stop)
     });
-    let scanned = scanned.await;
-    let scanned = match scanned {
-        Ok(scanned) => scanned.map_err(CollectError::Scan)?,
+    match scanned.await {
+        Ok(scanned) => push(scanned.map_err(CollectError::Scan)?, store).await,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
-    };
-    for warning in &scanned.warnings {
-        info!(dir = %dir.path().display(), warning, "left out part of outputs");
     }
-    push(scanned, store).await
 }
 
 /// Stores what a running job has written so far. It is copied first, because what the job writes meanwhile would not be
@@ -127,7 +124,8 @@ pub(crate) async fn collect_so_far(
     let copied = agent_blocking::spawn_blocking(move || {
         let copy = tempfile::Builder::new().prefix("outputs-").tempdir_in(dir.path())?;
         let (copies, left_out) = copy_places(dir.data(), &places, copy.path(), run_by(&dir), room)?;
-        let scanned = scan(copy.path(), &copies, &left_out, &stop);
+        // The copy has no folder that is a link: it was not copied then.
+        let scanned = scan(copy.path(), &copies, &left_out, &Elsewhere::default(), &stop);
         Ok((scanned, copy))
     });
     // The copy is removed when its files are in the store.
@@ -136,6 +134,24 @@ pub(crate) async fn collect_so_far(
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     };
     push(scanned.map_err(CollectError::Scan)?, store).await
+}
+
+/// Where the job may have left its outputs instead, by a link in the place of a folder.
+fn elsewhere(dir: &JobDir) -> Elsewhere {
+    match dir.read_launch() {
+        Ok(Some(launch)) => Elsewhere {
+            closed: launch.container.then(|| "which was in the job's container".to_owned()),
+            owner: launch.user.map(|user| user.uid),
+            moved: match launch.tmp {
+                Some(tmp) => vec![("/tmp".into(), Some(tmp)), ("/dev/shm".into(), None)],
+                None => Vec::new(),
+            },
+        },
+        _ => Elsewhere {
+            closed: Some("and how the job was started cannot be read".to_owned()),
+            ..Elsewhere::default()
+        },
+    }
 }
 
 /// The user that the job ran as, if it is not the daemon's own.
@@ -174,13 +190,13 @@ fn copy_places(
 }
 
 async fn push(mut scanned: Snapshot, store: &Store) -> Result<Collected, CollectError> {
-    let missing = std::mem::take(&mut scanned.unread);
+    let (missing, left_out) = (std::mem::take(&mut scanned.unread), std::mem::take(&mut scanned.left_out));
     if scanned.files == 0 {
-        return Ok(Collected { artifacts: None, missing });
+        return Ok(Collected { artifacts: None, missing, left_out });
     }
     snapshot::push(&scanned, store, |_| {}).await.map_err(CollectError::Push)?;
     let artifacts = Artifacts { root: scanned.root, files: scanned.files, bytes: scanned.bytes };
-    Ok(Collected { artifacts: Some(artifacts), missing })
+    Ok(Collected { artifacts: Some(artifacts), missing, left_out })
 }
 
 /// Signals a thread that nobody waits for it any more.
@@ -206,18 +222,19 @@ fn places(dir: &JobDir, job: &JobDraft) -> Vec<PrefixedDirectory> {
     places
 }
 
-/// The job may have replaced any of them by a link; links are not followed out of its own directory.
+/// The job may have replaced any of them by a link, which is followed out of its own directory only as `elsewhere` allows.
 fn scan(
     base: &Path,
     places: &[PrefixedDirectory],
     without: &[Unread],
+    elsewhere: &Elsewhere,
     stop: &AtomicBool,
 ) -> Result<Snapshot, ScanError> {
     let below = |path: &'_ PathBuf| path.strip_prefix(base).unwrap_or(path).to_owned();
     let places: Vec<(&str, PathBuf)> =
         places.iter().map(|(prefix, path)| (prefix.as_str(), below(path))).collect();
     let parts: Vec<(&str, &Path)> = places.iter().map(|(prefix, path)| (*prefix, path.as_path())).collect();
-    snapshot::scan_outputs(base, &parts, without, stop)
+    snapshot::scan_outputs(base, &parts, without, elsewhere, stop)
 }
 
 /// The digest of a whole log. A log that does not exist, or cannot be read, is empty.

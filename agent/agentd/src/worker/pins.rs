@@ -55,6 +55,7 @@ mod tests {
             artifacts: Some(Artifacts { root: digest(2), files: 1, bytes: 1 }),
             usage: None,
             environment: None,
+            left_out: Vec::new(),
         };
         let ended = Record { outcome: Some(outcome), ..open };
         let expected = [digest(1), digest(2)].map(|root| Pin::tree(root, Holder::Replicas));

@@ -4,13 +4,15 @@
 //! hostile tree nor somebody who changes the directory meanwhile can redirect a write. Entries have their owner and
 //! mode before anybody else can know of them, because the directory does not have its final name yet.
 
+use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use agent_fs::Links;
+use agent_fs::{Links, name_of_text};
 use agent_model::{Digest, failpoint};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -107,17 +109,18 @@ impl Ground {
     }
 
     pub(super) fn fail(&self, path: &str, source: io::Error) -> MaterializeError {
-        MaterializeError::Write { path: self.path.join(path), source }
+        MaterializeError::Write { path: self.path.join(&*name_of_text(path)), source }
     }
 
     fn open_beneath(&self, path: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        Ok(agent_fs::open_beneath(&self.root, path, flags, mode, Links::Never)?)
+        Ok(agent_fs::open_beneath(&self.root, &*name_of_text(path), flags, mode, Links::Never)?)
     }
 
-    /// The open parent of `path`, and its last segment.
-    fn parent<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, &'a str)> {
+    /// The open parent of `path`, and the name of its last segment.
+    fn parent<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, Cow<'a, OsStr>)> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
-        Ok((self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
+        let parent = self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        Ok((parent, name_of_text(name)))
     }
 
     /// Makes a directory; the root exists already.
@@ -126,7 +129,7 @@ impl Ground {
         let make = || {
             if !path.is_empty() {
                 let (parent, name) = self.parent(path)?;
-                rustix::fs::mkdirat(parent, name, mode)?;
+                rustix::fs::mkdirat(parent, &*name, mode)?;
             }
             match self.manner {
                 Manner::Job(owner) => {
@@ -157,10 +160,10 @@ impl Ground {
     pub(super) fn link(&self, path: &str, to: &str) -> Result<(), MaterializeError> {
         let link = || {
             let (parent, name) = self.parent(path)?;
-            rustix::fs::symlinkat(to, &parent, name)?;
+            rustix::fs::symlinkat(&*name_of_text(to), &parent, &*name)?;
             if let Manner::Job(Some(Owner { uid, gid })) = self.manner {
                 let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-                rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+                rustix::fs::chownat(parent, &*name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
             }
             Ok(())
         };
@@ -180,7 +183,7 @@ impl Ground {
     fn remove(&self, path: &str, flags: AtFlags) -> Result<(), MaterializeError> {
         let remove = || {
             let (parent, name) = self.parent(path)?;
-            match rustix::fs::unlinkat(parent, name, flags) {
+            match rustix::fs::unlinkat(parent, &*name, flags) {
                 Err(error) if error != Errno::NOENT => Err(error.into()),
                 _ => Ok(()),
             }

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use agent_blocking::blocking;
-use agent_fs::{Links, open_beneath};
+use agent_fs::{Links, name_of_text, open_beneath};
 use agent_model::{Digest, causes, failpoint};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
@@ -34,8 +34,8 @@ use super::difference::Difference;
 use super::ground::{Ground, Manner, Owner};
 use super::materialize::{Laid, MaterializeError, lay, lay_files, publish, staging_path};
 use super::scan::hash_content;
+use super::stamp::Stamp;
 use super::tree::{self, Branch, Directory, Tree};
-use super::walk::Stamp;
 use crate::counter::ByteCounter;
 use crate::holes;
 use crate::parallel;
@@ -90,7 +90,7 @@ impl PrestagedTree {
         PrestagedTree::lay_settled(store, root, path, owner, SETTLING).await
     }
 
-    async fn lay_settled(
+    pub(super) async fn lay_settled(
         store: &impl BlobStore,
         root: Digest,
         path: &Path,
@@ -253,20 +253,30 @@ fn open(path: &Path) -> Result<OwnedFd, PrestageError> {
 /// Passes the stamps of a directory, its files and its links to `tell`. The names in a directory are covered by its
 /// own stamp: adding or removing one changes its times.
 fn look(root: &OwnedFd, branch: &Branch<'_>, mut tell: impl FnMut(Stamp)) -> io::Result<()> {
-    let dir =
-        open_beneath(root, &branch.path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty(), Links::Never)?;
+    let dir = open_beneath(
+        root,
+        &*name_of_text(&branch.path),
+        OFlags::PATH | OFlags::DIRECTORY,
+        Mode::empty(),
+        Links::Never,
+    )?;
     tell(Stamp::of(&rustix::fs::fstat(&dir)?));
     let (files, links) = (&branch.directory.files, &branch.directory.links);
     for name in files.iter().map(|(name, ..)| name).chain(links.iter().map(|(name, _)| name)) {
-        tell(Stamp::of(&rustix::fs::statat(&dir, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?));
+        tell(Stamp::of(&rustix::fs::statat(&dir, &*name_of_text(name), AtFlags::SYMLINK_NOFOLLOW)?));
     }
     Ok(())
 }
 
 /// Whether a directory holds just what it should: these names, and files without other names, with this content.
 fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
-    let dir =
-        open_beneath(root, &branch.path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty(), Links::Never)?;
+    let dir = open_beneath(
+        root,
+        &*name_of_text(&branch.path),
+        OFlags::RDONLY | OFlags::DIRECTORY,
+        Mode::empty(),
+        Links::Never,
+    )?;
     let Directory { files, directories, links } = branch.directory;
     let mut names = 0;
     for entry in Dir::read_from(&dir)? {
@@ -276,7 +286,13 @@ fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
         return Ok(false);
     }
     for (name, digest, _) in files {
-        let file = File::from(open_beneath(&dir, name, OFlags::RDONLY, Mode::empty(), Links::Never)?);
+        let file = File::from(open_beneath(
+            &dir,
+            &*name_of_text(name),
+            OFlags::RDONLY,
+            Mode::empty(),
+            Links::Never,
+        )?);
         let stat = rustix::fs::fstat(&file)?;
         let is_own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
             && stat.st_mode & 0o7777 == 0o775
@@ -288,7 +304,8 @@ fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
         }
     }
     for (name, target) in links {
-        if rustix::fs::readlinkat(&dir, name.as_str(), Vec::new())?.to_bytes() != target.as_bytes() {
+        let found = rustix::fs::readlinkat(&dir, &*name_of_text(name), Vec::new())?;
+        if found.to_bytes() != name_of_text(target).as_encoded_bytes() {
             return Ok(false);
         }
     }

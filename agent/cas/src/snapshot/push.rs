@@ -332,12 +332,17 @@ async fn send_small(store: &impl BlobStore, blobs: Vec<Blob<'_>>) -> Result<(), 
 fn read_small(digest: Digest, place: &FilePlace) -> Result<Bytes, PushError> {
     let fail = |source| PushError::Read { path: place.shown(), source };
     let mut content = Vec::with_capacity(usize::try_from(digest.size).unwrap_or(0) + 1);
-    // One byte more than expected shows that the file has grown, however large it is by now.
-    place.open().map_err(fail)?.take(digest.size + 1).read_to_end(&mut content).map_err(fail)?;
+    place.open().map_err(fail)?.take(most(digest, place)).read_to_end(&mut content).map_err(fail)?;
     match digest_of(&content) == digest {
         true => Ok(content.into()),
         false => Err(PushError::Changed { path: place.shown() }),
     }
+}
+
+/// How much is read of a file that was scanned. One byte more than it had shows that it has grown, however large it is
+/// by now; where it may grow, nothing that follows is of interest.
+fn most(digest: Digest, place: &FilePlace) -> u64 {
+    digest.size.saturating_add(u64::from(!place.dir.root.may_grow))
 }
 
 async fn send_large(
@@ -354,7 +359,7 @@ async fn send_large(
         let file = blocking(move || again.open()).await.map_err(fail)?;
         let fail = |source| PushError::File { path: path.clone(), source };
         let meter = Meter::new(under_way);
-        match store.write(digest, meter.count(file_chunks(file, path.clone()))).await {
+        match store.write(digest, meter.count(file_chunks(file, path.clone(), most(digest, &place)))).await {
             Ok(()) => return Ok(()),
             Err(WriteError::Mismatch { .. }) => return Err(PushError::Changed { path }),
             Err(WriteError::Remote { digest, source }) => {

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use agent_model::{Digest, size};
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use super::links::{Leads, LinkTarget, Steps, follow};
+use super::stamp::Stamp;
 use super::survey::Choice;
-use super::tree::{Directory, Tally, TreeError, join};
-use super::walk::{Dir, FilePlace, Folder, Leaf, LeftOut, Root, Rules, Stamp, is_executable, walk};
+use super::tree::{Directory, Tally, TreeError};
+use super::walk::{Dir, FilePlace, Folder, Leaf, LeftOut, Root, is_executable};
 use crate::{Hasher, holes, parallel};
 
 /// Times a file is read again when it changed while it was read.
@@ -46,7 +46,9 @@ pub struct Snapshot {
     pub largest: Vec<(String, u64)>,
     /// What was left out or doubtful, one sentence each.
     pub warnings: Vec<String>,
-    /// Files and directories in it that could not be read; set by [`scan_outputs`] alone.
+    /// The entries that cannot be kept, each with the reason. They are among the warnings, too.
+    pub left_out: Vec<String>,
+    /// Files and directories in it that could not be read; set by [`scan_outputs`](super::scan_outputs) alone.
     pub unread: Vec<Unread>,
     /// Everything by name, each digest known.
     pub(super) top: Folder,
@@ -64,6 +66,10 @@ pub struct Unread {
 impl Unread {
     pub(super) fn because(path: PathBuf, source: &io::Error) -> Unread {
         Unread { path, why: format!("cannot be read: {source}") }
+    }
+
+    pub(super) fn of_another(path: PathBuf) -> Unread {
+        Unread { path, why: "belongs to another user".to_owned() }
     }
 }
 
@@ -140,7 +146,7 @@ impl Folder {
         self.folders.iter_mut().for_each(|(_, child)| child.each_file_mut(work));
     }
 
-    fn retain_files(&mut self, keep: &impl Fn(&Leaf) -> bool) {
+    pub(super) fn retain_files(&mut self, keep: &impl Fn(&Leaf) -> bool) {
         self.files.retain(keep);
         self.folders.iter_mut().for_each(|(_, child)| child.retain_files(keep));
     }
@@ -214,9 +220,9 @@ pub enum ScanError {
         /// What there is too much of.
         source: TreeError,
     },
-    /// A file is longer than its disk, so nearly all of it is a hole.
+    /// A file is longer than its disk, so nearly all of it is a hole, or it is another user's.
     #[error("{} {}", .0.path.display(), .0.why)]
-    Oversize(Unread),
+    Unfit(Unread),
     /// The caller does not want it any more.
     #[error("the reading was ended")]
     Stopped,
@@ -272,105 +278,11 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
     complete(path, top, read, LeftOut::default())
 }
 
-/// Several directories below `base` as one, each below its prefix (`""`, `outputs`, `named-outputs/model`),
-/// with all they hold: no ignore rules. A directory that does not exist is empty; one that a link leads outside
-/// of `base`, or that is none, is left out with a warning. Where two parts have the same path, directories are
-/// merged, and of anything else the first part's is kept, with a warning. Files that this process may not read, that
-/// a broken disk does not return, or that are larger than their disk are listed in [`Snapshot::unread`], and so are
-/// the files named in `without`; the rest is read. Ends soon after `stop` is set. Blocks.
-pub fn scan_outputs(
-    base: &Path,
-    parts: &[(&str, &Path)],
-    without: &[Unread],
-    stop: &AtomicBool,
-) -> Result<Snapshot, ScanError> {
-    let mut left_out = LeftOut { unread: without.to_vec(), ..LeftOut::default() };
-    let mut whole = Folder::new();
-    for (prefix, dir) in parts {
-        let root = match Root::open_below(base, dir) {
-            Ok(root) => Arc::new(root),
-            Err(ScanError::Directory { source, .. }) if source.kind() == io::ErrorKind::NotFound => continue,
-            Err(ScanError::Directory { path, source }) if leads_elsewhere(&source) => {
-                left_out.warn(
-                    &path.display().to_string(),
-                    "is no directory, or a link to one outside; it is left out",
-                );
-                continue;
-            }
-            Err(ScanError::Directory { path, source }) if is_kept_back(&source) => {
-                left_out.unread.push(Unread::because(path, &source));
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        let mut part = walk(&root, Rules::Outputs, &[], &mut left_out)?;
-        if !without.is_empty() {
-            part.retain_files(&|leaf| !without.iter().any(|unread| unread.path == leaf.place.shown()));
-        }
-        for segment in prefix.split('/').rev().filter(|segment| !segment.is_empty()) {
-            part = Folder { folders: vec![(segment.into(), part)], ..Folder::new() };
-        }
-        join_folders(&mut whole, part, "", &mut left_out);
-    }
-    let disk = disk_size(base);
-    let unread = Mutex::new(std::mem::take(&mut left_out.unread));
-    let read = each_unknown(&mut whole, |buffer, leaf| match hash(leaf, buffer, disk, stop) {
-        // A file that vanished since it was listed counts as absent.
-        Err(ScanError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(ScanError::Read { path, source }) if is_kept_back(&source) => {
-            unread.lock().push(Unread::because(path, &source));
-            Ok(())
-        }
-        Err(ScanError::Oversize(oversize)) => {
-            unread.lock().push(oversize);
-            Ok(())
-        }
-        hashed => hashed,
-    })?;
-    whole.retain_files(&|leaf| leaf.hash.is_some());
-    left_out.unread = unread.into_inner();
-    left_out.unread.sort_unstable_by(|one, other| one.path.cmp(&other.path));
-    complete(base, whole, read, left_out)
-}
-
 /// It cannot be read, now or later, until its owner changes that.
 pub(super) fn is_kept_back(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errors = [Errno::ACCESS, Errno::PERM, Errno::IO, Errno::STALE];
     Errno::from_io_error(error).is_some_and(|error| errors.contains(&error))
-}
-
-/// The bytes of the whole file system that `path` is on; `u64::MAX` where that is unknown.
-fn disk_size(path: &Path) -> u64 {
-    let told = rustix::fs::statvfs(path).map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize));
-    if told == 0 { u64::MAX } else { told }
-}
-
-/// It exists, but may not be walked: a link out of the base, a circle of links, or no directory.
-fn leads_elsewhere(error: &io::Error) -> bool {
-    let kinds = [io::ErrorKind::CrossesDevices, io::ErrorKind::NotADirectory];
-    kinds.contains(&error.kind()) || rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::LOOP)
-}
-
-fn join_folders(into: &mut Folder, from: Folder, path: &str, left_out: &mut LeftOut) {
-    let mut taken: HashSet<Box<str>> = into.names().map(Box::from).collect();
-    let mut twice = |name: &str, left_out: &mut LeftOut| {
-        let twice = !taken.insert(name.into());
-        if twice {
-            left_out.warn(&join(path, name), "exists twice; the second one is left out");
-        }
-        twice
-    };
-    into.files.extend(from.files.into_iter().filter(|leaf| !twice(&leaf.place.name, left_out)));
-    into.links.extend(from.links.into_iter().filter(|(name, _)| !twice(name, left_out)));
-    for (name, folder) in from.folders {
-        match into.folders.iter_mut().find(|(other, _)| *other == name) {
-            Some((_, into)) => join_folders(into, folder, &join(path, &name), left_out),
-            None if twice(&name, left_out) => {}
-            None => into.folders.push((name, folder)),
-        }
-    }
-    into.sort();
 }
 
 /// Hashes the files whose content is not known yet; returns how many these were.
@@ -379,7 +291,7 @@ fn hash_all(top: &mut Folder, stop: &AtomicBool) -> Result<u64, ScanError> {
 }
 
 /// Does `work` on the files whose content is not known yet; returns how many these were.
-fn each_unknown(
+pub(super) fn each_unknown(
     top: &mut Folder,
     work: impl Fn(&mut Vec<u8>, &mut Leaf) -> Result<(), ScanError> + Sync,
 ) -> Result<u64, ScanError> {
@@ -395,14 +307,25 @@ fn each_unknown(
     Ok(unknown.len() as u64)
 }
 
-/// Reads a file of at most `most` bytes, until it is the same before and after.
-fn hash(leaf: &mut Leaf, buffer: &mut Vec<u8>, most: u64, stop: &AtomicBool) -> Result<(), ScanError> {
+/// Reads a file of at most `most` bytes, until it is the same before and after; or, where it may grow, until all that
+/// an earlier reading found is still there at its beginning: then it is taken as long as it was.
+pub(super) fn hash(
+    leaf: &mut Leaf,
+    buffer: &mut Vec<u8>,
+    most: u64,
+    stop: &AtomicBool,
+) -> Result<(), ScanError> {
     let fail = |source| ScanError::Read { path: leaf.place.shown(), source };
+    // What an earlier reading found; no empty file, because that may be one which was just made to be filled.
+    let mut earlier: Option<(Stamp, Digest)> = None;
     for _ in 0..ATTEMPTS {
         let mut file = holes::Reader::new(leaf.place.open().map_err(fail)?);
         let before = rustix::fs::fstat(file.file()).map_err(|errno| fail(errno.into()))?;
         if !rustix::fs::FileType::from_raw_mode(before.st_mode).is_file() {
             return Err(ScanError::NotAFile { path: leaf.place.shown() });
+        }
+        if leaf.place.dir.root.owner.is_some_and(|owner| owner != before.st_uid) {
+            return Err(ScanError::Unfit(Unread::of_another(leaf.place.shown())));
         }
         let stamp = Stamp::of(&before);
         if stamp.size > most {
@@ -410,16 +333,32 @@ fn hash(leaf: &mut Leaf, buffer: &mut Vec<u8>, most: u64, stop: &AtomicBool) -> 
             let blocks = u64::try_from(before.st_blocks).unwrap_or(0).saturating_mul(512);
             let (size, blocks) = (size::decimal(stamp.size), size::decimal(blocks));
             let why = format!("is {size} long, more than the whole disk; {blocks} of it are written");
-            return Err(ScanError::Oversize(Unread { path, why }));
+            return Err(ScanError::Unfit(Unread { path, why }));
         }
-        let Some(digest) = hash_content(&mut file, stamp.size, buffer, stop).map_err(fail)? else {
+        let grown_from = earlier.take().filter(|(known, _)| stamp.is_longer(known));
+        let expected = grown_from.map_or(stamp.size, |(known, _)| known.size);
+        // What comes behind it is of interest only as a sign of a change.
+        let most = if leaf.place.dir.root.may_grow && expected > 0 { expected } else { u64::MAX };
+        let Some(digest) =
+            hash_content(&mut file.by_ref().take(most), expected, buffer, stop).map_err(fail)?
+        else {
             return Err(ScanError::Stopped);
         };
         let after = rustix::fs::fstat(file.file()).map_err(|errno| fail(errno.into()))?;
-        if stamp == Stamp::of(&after) && digest.size == stamp.size {
-            (leaf.stamp, leaf.executable, leaf.hash) = (stamp, is_executable(&after), Some(digest.hash));
-            leaf.read = true;
-            return Ok(());
+        match grown_from {
+            Some((known, found)) if found == digest => {
+                (leaf.stamp, leaf.executable) = (known, is_executable(&after));
+                (leaf.hash, leaf.read, leaf.grown) = (Some(digest.hash), true, true);
+                return Ok(());
+            }
+            None if digest.size != stamp.size => {}
+            None if stamp == Stamp::of(&after) => {
+                (leaf.stamp, leaf.executable, leaf.hash) = (stamp, is_executable(&after), Some(digest.hash));
+                leaf.read = true;
+                return Ok(());
+            }
+            None if leaf.place.dir.root.may_grow && stamp.size > 0 => earlier = Some((stamp, digest)),
+            _ => {}
         }
     }
     Err(ScanError::Changed { path: leaf.place.shown() })
@@ -453,7 +392,18 @@ pub(super) fn hash_content(
     Ok(Some(hasher.finish()))
 }
 
-fn complete(dir: &Path, mut top: Folder, read: u64, left_out: LeftOut) -> Result<Snapshot, ScanError> {
+pub(super) fn complete(
+    dir: &Path,
+    mut top: Folder,
+    read: u64,
+    mut left_out: LeftOut,
+) -> Result<Snapshot, ScanError> {
+    top.each_file(&mut |leaf| {
+        if leaf.grown {
+            let (path, size) = (leaf.place.relative(), size::decimal(leaf.stamp.size));
+            left_out.warnings.push(format!("{path} grows; it is taken as long as it was: {size}"));
+        }
+    });
     top.seal(dir, &mut Tally::default())?;
     let (files, bytes, largest) = sums(&top);
     Ok(Snapshot {
@@ -463,7 +413,8 @@ fn complete(dir: &Path, mut top: Folder, read: u64, left_out: LeftOut) -> Result
         read,
         skipped: left_out.count,
         largest,
-        warnings: left_out.warnings,
+        warnings: left_out.told(),
+        left_out: left_out.entries,
         unread: left_out.unread,
         top,
     })
@@ -492,4 +443,4 @@ fn largest(mut files: Vec<&Leaf>) -> Vec<(String, u64)> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

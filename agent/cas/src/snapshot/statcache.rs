@@ -35,8 +35,9 @@ use agent_model::{Clock, SystemClock};
 use rustix::fs::{Mode, OFlags};
 
 use super::scan::{ScanError, Snapshot};
+use super::stamp::Stamp;
 use super::survey::Choice;
-use super::walk::{Folder, Leaf, Rules, Stamp};
+use super::walk::{Folder, Leaf, Rules};
 use crate::digest_of;
 
 /// How old the last change of a file must be, in nanoseconds, before its stamp is trusted. The coarsest clock

@@ -36,7 +36,8 @@ impl Choice<'_> {
         let mut left_out = LeftOut::default();
         let top = self.walk(dir, &mut left_out)?;
         let (files, bytes, largest) = sums(&top);
-        let LeftOut { warnings, rules, .. } = left_out;
+        let warnings = left_out.told();
+        let rules = left_out.rules;
         Ok(Survey { files, bytes, largest, rules, warnings, top })
     }
 

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 
 pub(super) use self::message::Directory;
+use self::message::length;
 use super::links::{Leads, LinkTarget, Steps, follow};
 use super::{MAX_DEPTH, MAX_DIRECTORIES, MAX_FILES, MAX_PATH};
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, batches};
@@ -450,8 +451,8 @@ impl Tree {
         }
         let absent = TreeError::Read(ReadError::Absent { digest });
         let directory = self.directory(&digest).ok_or(absent)?;
-        let names = directory.files.iter().map(|(name, ..)| name.len());
-        let names = names.chain(directory.links.iter().map(|(name, _)| name.len()));
+        let names = directory.files.iter().map(|(name, ..)| length(name));
+        let names = names.chain(directory.links.iter().map(|(name, _)| length(name)));
         let mut sum = Extent {
             depth: 1,
             directories: 1,
@@ -467,7 +468,7 @@ impl Tree {
             sum.files = sum.files.saturating_add(child.files);
             sum.links = sum.links.saturating_add(child.links);
             sum.bytes = sum.bytes.saturating_add(child.bytes);
-            sum.longest = sum.longest.max(name.len() + 1 + child.longest);
+            sum.longest = sum.longest.max(length(name) + 1 + child.longest);
         }
         check_count(sum.directories, sum.files.saturating_add(sum.links))?;
         known.insert(digest, sum);

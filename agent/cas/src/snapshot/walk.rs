@@ -1,7 +1,7 @@
 //! The content of a directory: names, kinds and stamps, without reading a file.
 //!
 //! Every step is relative to the open root and follows no link, so a directory that is swapped for a link during
-//! the walk cannot lead it elsewhere. Directories are listed by several threads, each by one of them; the result is
+//! the walk cannot lead it elsewhere. Names are the text of what the disk has ([`text_of_name`]). Directories are listed by several threads, each by one of them; the result is
 //! put together afterwards and sorted, so it does not depend on their order.
 //!
 //! A tree may have a million files, and all of it is in memory until it is sent: a file costs its name, a stamp, a
@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use agent_fs::Links;
+use agent_fs::{Links, name_of_text, text_of_name};
 use agent_model::Digest;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
@@ -25,6 +26,7 @@ use super::MAX_DEPTH;
 use super::ignore::Ignore;
 use super::links::{Leads, LinkTarget, Steps, follow};
 use super::scan::{ScanError, Unread, is_kept_back};
+use super::stamp::Stamp;
 use super::survey::{GIT, Ruled};
 use super::tree::join;
 use crate::parallel;
@@ -42,6 +44,11 @@ pub(super) struct Root {
     path: PathBuf,
     /// The one file in it that counts, whatever name it is given.
     only: Option<String>,
+    /// Of a file that grows while it is read, as a log does, what was there at first is taken. Not of what a job left:
+    /// there it would be lost.
+    pub(super) may_grow: bool,
+    /// Only files of this user count.
+    pub(super) owner: Option<u32>,
 }
 
 impl Root {
@@ -49,7 +56,7 @@ impl Root {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|source| ScanError::Directory { path: path.to_owned(), source: source.into() })?;
-        Ok(Root { fd, path: path.to_owned(), only: None })
+        Ok(Root { fd, path: path.to_owned(), only: None, may_grow: true, owner: None })
     }
 
     /// Represents the file `name` in it alone.
@@ -66,14 +73,24 @@ impl Root {
             agent_fs::open_beneath(base, relative, OFlags::DIRECTORY, Mode::empty(), Links::Inside)
         };
         match open() {
-            Ok(fd) => Ok(Root { fd, path, only: None }),
+            Ok(fd) => Ok(Root { fd, path, only: None, may_grow: false, owner: None }),
             Err(source) => Err(ScanError::Directory { path, source: source.into() }),
+        }
+    }
+
+    /// Opens the directory at `path`, which may be a link or lie behind one, for files of `owner` alone if it is one of
+    /// that user.
+    pub(super) fn open_foreign(path: &Path, owner: Option<u32>) -> Result<Root, Errno> {
+        let fd = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        match owner {
+            Some(owner) if rustix::fs::fstat(&fd)?.st_uid != owner => Err(Errno::ACCESS),
+            _ => Ok(Root { fd, path: path.to_owned(), only: None, may_grow: false, owner }),
         }
     }
 
     /// Opens the entry at `relative`, following no link on the way.
     fn open_beneath(&self, relative: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        agent_fs::open_beneath(&self.fd, relative, flags, Mode::empty(), Links::Never)
+        agent_fs::open_beneath(&self.fd, &*name_of_text(relative), flags, Mode::empty(), Links::Never)
     }
 
     /// The path of `relative` for people.
@@ -119,33 +136,6 @@ impl FilePlace {
     }
 }
 
-/// All that the system reports about a file's content without reading it. No program can set the change time, so
-/// a later write is detected even where the other time was put back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
-    pub(super) device: u64,
-    pub(super) inode: u64,
-    pub(super) size: u64,
-    /// In nanoseconds since 1970, like the next one.
-    pub(super) modified: i64,
-    pub(super) changed: i64,
-}
-
-impl Stamp {
-    pub(super) fn of(stat: &Stat) -> Stamp {
-        let nanoseconds = |seconds: i64, rest: u64| {
-            seconds.saturating_mul(1_000_000_000).saturating_add(i64::try_from(rest).unwrap_or(i64::MAX))
-        };
-        Stamp {
-            device: stat.st_dev,
-            inode: stat.st_ino,
-            size: u64::try_from(stat.st_size).unwrap_or(0),
-            modified: nanoseconds(stat.st_mtime, stat.st_mtime_nsec),
-            changed: nanoseconds(stat.st_ctime, stat.st_ctime_nsec),
-        }
-    }
-}
-
 /// A file.
 #[derive(Debug)]
 pub(super) struct Leaf {
@@ -156,11 +146,20 @@ pub(super) struct Leaf {
     pub(super) hash: Option<[u8; 32]>,
     /// Its content was read for this snapshot; the hash of another was cached.
     pub(super) read: bool,
+    /// It grew meanwhile: its content is only what was there at first, as long as its stamp says.
+    pub(super) grown: bool,
 }
 
 impl Leaf {
     pub(super) fn new(place: FilePlace, stat: &Stat) -> Leaf {
-        Leaf { place, stamp: Stamp::of(stat), executable: is_executable(stat), hash: None, read: false }
+        Leaf {
+            place,
+            stamp: Stamp::of(stat),
+            executable: is_executable(stat),
+            hash: None,
+            read: false,
+            grown: false,
+        }
     }
 
     /// The content's digest; the empty one before the file was read.
@@ -231,6 +230,9 @@ impl Folder {
 #[derive(Debug, Default)]
 pub(super) struct LeftOut {
     pub(super) count: u64,
+    /// Each entry that cannot be kept, with the reason.
+    pub(super) entries: Vec<String>,
+    /// What else is to be told.
     pub(super) warnings: Vec<String>,
     pub(super) unread: Vec<Unread>,
     /// What rules left out, by the rule.
@@ -240,7 +242,13 @@ pub(super) struct LeftOut {
 impl LeftOut {
     pub(super) fn warn(&mut self, path: &str, why: &str) {
         self.count += 1;
-        self.warnings.push(format!("{path} {why}"));
+        self.entries.push(format!("{path} {why}"));
+    }
+
+    /// All that is to be told, one sentence each.
+    pub(super) fn told(&self) -> Vec<String> {
+        let entries = self.entries.iter().map(|entry| format!("{entry}; left out"));
+        self.warnings.iter().cloned().chain(entries).collect()
     }
 
     fn by_rule(&mut self, rule: &str, count: u64, paths: impl IntoIterator<Item = String>) {
@@ -278,14 +286,14 @@ pub(super) fn walk(
     let mut listed = parallel::grow(top, parallel::cores(), |task, found| walker.list(task, found))?;
     // By number: a directory after the one that names it.
     listed.sort_unstable_by_key(|listed| listed.number);
-    let mut warnings: Vec<String> =
-        listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.warnings)).collect();
-    warnings.sort_unstable();
+    let mut entries: Vec<String> =
+        listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.entries)).collect();
+    entries.sort_unstable();
     left_out.unread.extend(listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.unread)));
     for (rule, ruled) in listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.rules)) {
         left_out.by_rule(&rule, ruled.count, ruled.examples);
     }
-    left_out.warnings.append(&mut warnings);
+    left_out.entries.append(&mut entries);
     left_out.count += listed.iter().map(|listed| listed.left_out.count).sum::<u64>();
     let mut top = put_together(listed);
     leave_links_out(&mut top, left_out);
@@ -320,8 +328,8 @@ fn judge_links(
     for (name, target) in &folder.links {
         let why = match follow(way, target, steps, Folder::find) {
             Leads::Inside(_) => continue,
-            Leads::Outside => "points outside the directory; left out",
-            Leads::Round | Leads::Unknown => "cannot be followed; left out",
+            Leads::Outside => "points outside the directory",
+            Leads::Round | Leads::Unknown => "cannot be followed",
         };
         into.push((join(path, name), target.to_string(), why));
     }
@@ -435,7 +443,7 @@ impl Walker<'_> {
                 None
             }
             Ok(fd) if self.is_barred(&fd) => {
-                left_out.warn(&path, "belongs to agentd itself; left out");
+                left_out.warn(&path, "belongs to agentd itself");
                 None
             }
             Ok(fd) => {
@@ -506,11 +514,7 @@ impl Listing<'_> {
                 self.left_out.unread.push(Unread { path: self.walker.root.shown(&self.dir.path), why });
                 break;
             }
-            let Ok(name) = raw.to_str() else {
-                let shown = join(&self.dir.path, &raw.to_bytes().escape_ascii().to_string());
-                self.left_out.warn(&shown, "has a name that is not UTF-8; left out");
-                continue;
-            };
+            let name = &*text_of_name(raw.to_bytes());
             below.truncate(prefix);
             below.push_str(name);
             // Its kind first: an entry that is left out needs no `stat`.
@@ -542,9 +546,9 @@ impl Listing<'_> {
                 }
                 (FileType::Directory, _) => directories.push(name.into()),
                 (FileType::Symlink, _) => {
-                    folder.links.extend(self.link(name, &below).map(|target| (name.into(), target)));
+                    folder.links.extend(self.link(raw, &below)?.map(|target| (name.into(), target)));
                 }
-                _ => self.left_out.warn(&below, "is neither file, directory nor link; left out"),
+                _ => self.left_out.warn(&below, "is neither file, directory nor link"),
             }
         }
         Ok((folder, directories))
@@ -558,14 +562,13 @@ impl Listing<'_> {
         true
     }
 
-    /// The target of a link.
-    fn link(&mut self, name: &str, below: &str) -> Option<Box<str>> {
-        let target =
-            rustix::fs::readlinkat(self.fd, name, Vec::new()).ok().and_then(|t| t.into_string().ok());
-        let Some(target) = target else {
-            self.left_out.warn(below, "is a link that cannot be read; left out");
-            return None;
-        };
-        Some(target.into())
+    /// The target of a link; `None` if it cannot be read.
+    fn link(&mut self, name: &CStr, below: &str) -> Result<Option<Box<str>>, ScanError> {
+        match rustix::fs::readlinkat(self.fd, name, Vec::new()) {
+            Ok(target) => Ok(Some((*text_of_name(target.to_bytes())).into())),
+            // What vanishes, or becomes something else, meanwhile was never there.
+            Err(Errno::NOENT | Errno::INVAL) => Ok(None),
+            Err(error) => self.walker.pass_over(below, error, self.left_out).map(|()| None),
+        }
     }
 }

@@ -283,7 +283,7 @@ impl BlobStore for Disk {
         };
         file.seek(SeekFrom::Start(offset))
             .map_err(|source| ReadError::Disk { path: path.clone(), source })?;
-        let chunks = file_chunks(file, path);
+        let chunks = file_chunks(file, path, u64::MAX);
         Ok(if offset == 0 { guarded(&self.shared, digest, chunks) } else { chunks })
     }
 
@@ -340,9 +340,10 @@ fn guarded(shared: &Arc<Shared>, digest: Digest, chunks: Chunks) -> Chunks {
     verified(digest, chunks).then(check).boxed()
 }
 
-/// The rest of `file`, read where it may block.
-pub(crate) fn file_chunks(file: File, path: PathBuf) -> Chunks {
-    futures_util::stream::try_unfold((holes::Reader::new(file), path), |(mut file, path)| async move {
+/// The rest of `file`, at most `most` bytes of it, read where it may block.
+pub(crate) fn file_chunks(file: File, path: PathBuf, most: u64) -> Chunks {
+    let file = holes::Reader::new(file).take(most);
+    futures_util::stream::try_unfold((file, path), |(mut file, path)| async move {
         blocking(move || {
             let mut chunk = BytesMut::zeroed(CHUNK);
             let length =

@@ -525,6 +525,7 @@ pub(crate) fn without_run(verdict: Verdict, fault: Option<Fault>, ended_at: Time
         artifacts: None,
         usage: None,
         environment: None,
+        left_out: Vec::new(),
     }
 }
 

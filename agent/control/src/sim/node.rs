@@ -217,6 +217,7 @@ pub(super) fn outcome(ending: &(Verdict, Option<Fault>)) -> Outcome {
         artifacts: None,
         usage: None,
         environment: None,
+        left_out: Vec::new(),
     }
 }
 

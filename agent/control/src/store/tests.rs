@@ -63,6 +63,7 @@ fn full(name: &str, seq: u64) -> JobRecord {
                 key: "pip-1".into(),
                 lock: Some(Digest::EMPTY),
             })),
+            left_out: vec!["outputs/pipe is neither file, directory nor link".into()],
         }),
         go: Some(Go { roster: Roster::default(), until: vec![Boot::from_millis(9)] }),
         broken: Some(Broken { rank: 1, fault: Fault::new(Code::GangLate, "x") }),

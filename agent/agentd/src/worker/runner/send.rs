@@ -38,8 +38,8 @@ impl Runner {
         Continue(())
     }
 
-    /// Sends all of them; returns why not, of the first that could not be sent. What did not begin left nothing, and
-    /// what ends because its machine is taken away is done again.
+    /// Sends all of them; returns why not, of each that could not be sent. What did not begin left nothing, and what ends
+    /// because its machine is taken away is done again.
     pub(super) async fn send_outputs(&self, ending: &Ending) -> Option<Fault> {
         if ending.started_at.is_none() || self.record.preempted.is_some() {
             return None;
@@ -60,7 +60,10 @@ impl Runner {
                 Err(error) => {
                     let unsent = faults::unsent(name, &uri, &error);
                     warn!(%replica, output = name, fault = %unsent, "cannot send output to data store");
-                    fault.get_or_insert(unsent);
+                    fault = Some(match fault.take() {
+                        Some(first) => Fault::also(first, unsent.line(), unsent.fix.as_deref()),
+                        None => unsent,
+                    });
                 }
             }
         }

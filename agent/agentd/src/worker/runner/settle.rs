@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use agent_cas::snapshot::Unread;
 use agent_model::machine::ReplicaEvent;
-use agent_model::outcome::UsedEnvironment;
+use agent_model::outcome::{UsedEnvironment, first_left_out};
 use agent_model::protocol::orders::Desired;
 use agent_model::{Fault, Outcome, ReplicaStep, Verdict, causes, last_lines};
 use agent_runtime::exec::is_stopping;
@@ -49,6 +49,17 @@ const REFUSALS: u32 = 5;
 
 /// How long the controller may take to store the rest of the logs before the view shows the wait.
 const QUIET: Duration = Duration::from_secs(5);
+
+/// The job did not complete, for this reason too: what was wrong before stays the first.
+fn add_fault(outcome: &mut Outcome, fault: Fault) {
+    if outcome.verdict == Verdict::Completed {
+        outcome.verdict = Verdict::Failed;
+    }
+    outcome.fault = Some(match outcome.fault.take() {
+        Some(first) => first.also(fault.line(), fault.fix.as_deref()),
+        None => fault,
+    });
+}
 
 impl Runner {
     /// Releases what the command used, and decides its ending.
@@ -151,14 +162,16 @@ impl Runner {
             artifacts: None,
             usage: ending.usage,
             environment: self.used_environment(ending),
+            left_out: Vec::new(),
         };
         if !missing.is_empty() {
             self.record.precious = true;
             outcome.fault = Some(faults::unstored(outcome.fault.take(), &missing, self.dir.path()));
         }
         match artifacts {
-            Ok(Collected { artifacts, missing }) => {
+            Ok(Collected { artifacts, missing, left_out }) => {
                 outcome.artifacts = artifacts;
+                outcome.left_out = first_left_out(left_out);
                 if !missing.is_empty() {
                     self.keep_outputs(&mut outcome, faults::outputs_missing(&missing, self.dir.data()));
                 }
@@ -170,13 +183,7 @@ impl Runner {
         }
         if let Some(unsent) = unsent {
             // They are with the controller, but not where the job wants them.
-            if outcome.verdict == Verdict::Completed {
-                outcome.verdict = Verdict::Failed;
-            }
-            outcome.fault = Some(match outcome.fault.take() {
-                Some(first) => first.also(unsent.line(), unsent.fix.as_deref()),
-                None => unsent,
-            });
+            add_fault(&mut outcome, unsent);
         }
         self.record.outcome = Some(outcome);
         self.enter_anyway(ReplicaEvent::StepDone, "").await;
@@ -192,10 +199,7 @@ impl Runner {
     fn keep_outputs(&mut self, outcome: &mut Outcome, fault: Fault) {
         warn!(replica = %self.record.replica, %fault, "keeping outputs on this node");
         self.record.precious = true;
-        if outcome.verdict == Verdict::Completed {
-            outcome.verdict = Verdict::Failed;
-        }
-        outcome.fault.get_or_insert(fault);
+        add_fault(outcome, fault);
     }
 
     /// Stores the outputs, also those of a job that was canceled. If a job is canceled only while they are stored,

@@ -1,7 +1,9 @@
 use std::fs;
+use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
-use super::super::{list, scan};
+use super::super::{Elsewhere, list, scan, scan_outputs};
 use super::*;
 use crate::Memory;
 use crate::conformance::content;
@@ -103,6 +105,22 @@ async fn test_push_names_a_file_that_changed_since_the_scan() {
         assert!(matches!(&error, PushError::Changed { path: named } if named.ends_with(path)), "{error:?}");
         assert!(store.get(&snapshot.root).is_none(), "no root without its tree");
     }
+}
+
+#[tokio::test]
+async fn test_push_sends_what_was_scanned_of_a_file_that_only_grew_but_not_of_outputs() {
+    use std::io::Write;
+    let (dir, store) = (tree(10), Memory::new());
+    let (code, stop) = (scan(dir.path()).unwrap(), AtomicBool::new(false));
+    let outputs =
+        scan_outputs(dir.path(), &[("outputs", Path::new("d1"))], &[], &Elsewhere::default(), &stop).unwrap();
+    for path in ["d1/f1", "large"] {
+        fs::File::options().append(true).open(dir.path().join(path)).unwrap().write_all(b"more").unwrap();
+    }
+    let error = push(&outputs, &store, |_| {}).await.unwrap_err();
+    assert!(matches!(&error, PushError::Changed { path } if path.ends_with("d1/f1")), "{error:?}");
+    push(&code, &store, |_| {}).await.unwrap();
+    assert!(code.digests().iter().all(|digest| store.get(digest).is_some()));
 }
 
 #[tokio::test]

@@ -1,12 +1,13 @@
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
-use super::super::{MAX_DEPTH, list, push};
+use super::super::walk::{Rules, walk};
+use super::super::{Elsewhere, MAX_DEPTH, list, push, scan_outputs};
 use super::*;
 use crate::{Memory, digest_of};
 
-fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+pub(in crate::snapshot) fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (path, content) in files {
         let path = dir.path().join(path);
@@ -16,7 +17,7 @@ fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
     dir
 }
 
-async fn paths(snapshot: &Snapshot) -> Vec<String> {
+pub(in crate::snapshot) async fn paths(snapshot: &Snapshot) -> Vec<String> {
     let store = Memory::new();
     push(snapshot, &store, |_| {}).await.unwrap();
     list(&store, snapshot.root).await.unwrap().into_iter().map(|entry| entry.path).collect()
@@ -153,14 +154,44 @@ fn test_what_is_no_file_is_left_out_with_a_warning() {
     let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
     let flags = rustix::fs::FileType::Fifo;
     rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("pipe"), flags, 0o600.into(), 0).unwrap();
-    fs::write(dir.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9")), "x").unwrap();
     let snapshot = scan(dir.path()).unwrap();
-    assert_eq!((snapshot.root, snapshot.skipped), (expected, 3));
-    assert!(
-        snapshot.warnings.iter().any(|warning| warning.starts_with("caf\\xe9 ")),
-        "{:?}",
-        snapshot.warnings
-    );
+    assert_eq!((snapshot.root, snapshot.skipped, snapshot.warnings.len()), (expected, 2, 2));
+}
+
+/// Names that are no UTF-8, or that look like the text of such a name, are laid out with their bytes: of files,
+/// directories and links, from a new copy and from one that was prepared.
+#[tokio::test]
+async fn test_names_keep_their_bytes() {
+    let (dir, store, laid) = (tree(&[]), crate::Memory::new(), tempfile::tempdir().unwrap());
+    let at = |root: &Path, name: &[u8]| root.join(std::ffi::OsStr::from_bytes(name));
+    let long = [&b"\xe9"[..], &[b'x'; 254]].concat();
+    let names: [&[u8]; 6] =
+        [b"caf\xe9", b"d\xff/r\xe9s\xc3\xa9.csv", b"d\xff/\xb4\xfa", b"\\xe9", b"\\x5cxe9", &long];
+    for name in names {
+        fs::create_dir_all(at(dir.path(), name).parent().unwrap()).unwrap();
+        fs::write(at(dir.path(), name), name).unwrap();
+    }
+    symlink(at(Path::new(""), b"d\xff/r\xe9s\xc3\xa9.csv"), at(dir.path(), b"lien\xe9")).unwrap();
+    let snapshot = scan(dir.path()).unwrap();
+    assert_eq!((snapshot.files, snapshot.warnings.len()), (6, 0), "{:?}", snapshot.warnings);
+    super::super::push(&snapshot, &store, |_| {}).await.unwrap();
+    let check = |root: &Path| {
+        for name in names {
+            assert_eq!(fs::read(at(root, name)).unwrap(), name, "{}", name.escape_ascii());
+        }
+        assert_eq!(fs::read(at(root, b"lien\xe9")).unwrap(), names[1]);
+    };
+    let new = laid.path().join("new");
+    super::super::materialize(&store, snapshot.root, &new, None, &[]).await.unwrap();
+    check(&new);
+    let (ready, tick) = (laid.path().join("ready"), std::time::Duration::from_millis(30));
+    let ready = super::super::PrestagedTree::lay_settled(&store, snapshot.root, &ready, None, tick);
+    let (ready, taken) = ([Arc::new(ready.await.unwrap())], laid.path().join("taken"));
+    super::super::materialize(&store, snapshot.root, &taken, None, &ready).await.unwrap();
+    check(&taken);
+    super::super::download(&store, snapshot.root, &laid.path().join("fetched")).await.unwrap();
+    check(&laid.path().join("fetched"));
+    assert_eq!(scan(&laid.path().join("fetched")).unwrap().root, snapshot.root);
 }
 
 #[test]
@@ -197,68 +228,12 @@ fn test_scan_file_holds_that_file_alone_also_through_a_link() {
     assert!(matches!(scan_file(&dir.path().join("absent")), Err(ScanError::Read { .. })));
 }
 
-#[tokio::test]
-async fn test_scan_outputs_joins_parts_below_their_prefixes_without_ignore_rules() {
-    let base = tree(&[
-        ("o/.gitignore", "*"),
-        ("o/model", "1"),
-        ("o/.git/x", "2"),
-        ("logged/outputs/model", "another"),
-        ("logged/outputs/plot", "3"),
-        ("logged/top", "4"),
-    ]);
-    let parts: [(&str, &Path); 4] = [
-        ("outputs", Path::new("o")),
-        ("", Path::new("logged")),
-        ("named-outputs/data", Path::new("o")),
-        ("logs", Path::new("absent")),
-    ];
-    let snapshot = scan_outputs(base.path(), &parts, &[], &AtomicBool::new(false)).unwrap();
-    assert_eq!(
-        paths(&snapshot).await,
-        [
-            "top",
-            "named-outputs/data/.gitignore",
-            "named-outputs/data/model",
-            "named-outputs/data/.git/x",
-            "outputs/.gitignore",
-            "outputs/model",
-            "outputs/plot",
-            "outputs/.git/x",
-        ]
-    );
-    assert_eq!(snapshot.warnings, ["outputs/model exists twice; the second one is left out"]);
-    assert!(!snapshot.digests().contains(&digest_of(b"another")));
-}
-
 #[test]
 fn test_unreadable_places_are_named() {
     let dir = tree(&[("a", "1")]);
     let absent = dir.path().join("absent");
     let error = scan(&absent).unwrap_err();
     assert!(matches!(&error, ScanError::Directory { path, .. } if *path == absent), "{error}");
-}
-
-#[test]
-fn test_scan_outputs_is_not_led_out_of_the_base() {
-    let outside = tree(&[("secret", "1")]);
-    let base = tree(&[("in/model", "2"), ("file", "3")]);
-    let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, base.path().join(name)).unwrap();
-    link(outside.path(), "absolute");
-    link(&Path::new("..").join(outside.path().file_name().unwrap()), "relative");
-    link(Path::new("circle"), "circle");
-    link(Path::new("in"), "inside");
-    for name in ["absolute", "relative", "circle", "file"] {
-        let snapshot =
-            scan_outputs(base.path(), &[("outputs", Path::new(name))], &[], &AtomicBool::new(false)).unwrap();
-        assert_eq!((snapshot.files, snapshot.warnings.len()), (0, 1), "{name}: {:?}", snapshot.warnings);
-    }
-    assert_eq!(
-        scan_outputs(base.path(), &[("outputs", Path::new("inside"))], &[], &AtomicBool::new(false))
-            .unwrap()
-            .files,
-        1
-    );
 }
 
 #[test]
@@ -320,28 +295,58 @@ fn test_a_file_that_is_another_when_it_is_read_is_taken_as_it_is_or_named() {
     );
 }
 
-#[test]
-fn test_a_file_that_is_written_all_the_time_is_named() {
-    let dir = tree(&[("log", "")]);
-    let file = fs::File::options().append(true).open(dir.path().join("log")).unwrap();
-    file.set_len(64 * 1024 * 1024).unwrap();
-    let stop = std::sync::atomic::AtomicBool::new(false);
+/// What `read` says while somebody calls `write` on `log` all the time. The writer may be kept from its work for a
+/// moment, so it is read until `wanted`.
+fn read_while(
+    write: impl Fn(&fs::File) + Sync,
+    read: impl Fn(&Path) -> Result<Snapshot, ScanError>,
+    wanted: impl Fn(&Result<Snapshot, ScanError>) -> bool,
+) -> Result<Snapshot, ScanError> {
+    let dir = tree(&[("o/log", "begun\n")]);
+    let file = fs::File::options().write(true).open(dir.path().join("o/log")).unwrap();
+    file.set_len(16 * 1024 * 1024).unwrap();
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            use std::io::Write;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                (&file).write_all(b"x").unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                write(&file);
             }
         });
-        // The writer may be kept from its work for a moment; then the scan is right to succeed.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        let mut outcome = scan(dir.path());
-        while outcome.is_ok() && std::time::Instant::now() < end {
-            outcome = scan(dir.path());
+        let mut outcome = read(dir.path());
+        while !wanted(&outcome) && std::time::Instant::now() < end {
+            outcome = read(dir.path());
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(matches!(outcome, Err(ScanError::Changed { path }) if path.ends_with("log")));
-    });
+        stop.store(true, Ordering::Relaxed);
+        outcome
+    })
+}
+
+fn append(file: &fs::File) {
+    file.write_all_at(b"x", file.metadata().unwrap().len()).unwrap();
+}
+
+#[test]
+fn test_a_file_that_is_written_all_the_time_is_named() {
+    let turn = std::sync::atomic::AtomicU8::new(0);
+    let overwrite = |file: &fs::File| file.write_all_at(&[turn.fetch_add(1, Ordering::Relaxed)], 0).unwrap();
+    let named = |outcome: &Result<Snapshot, ScanError>| matches!(outcome, Err(ScanError::Changed { path }) if path.ends_with("log"));
+    assert!(named(&read_while(overwrite, scan, named)));
+    // What a job left must not be cut.
+    let outputs = |dir: &Path| {
+        scan_outputs(dir, &[("outputs", Path::new("o"))], &[], &Elsewhere::default(), &AtomicBool::new(false))
+    };
+    assert!(named(&read_while(append, outputs, named)));
+}
+
+#[test]
+fn test_a_file_that_only_grows_is_taken_as_long_as_it_was_with_a_word() {
+    let told = |outcome: &Result<Snapshot, ScanError>| match outcome {
+        Ok(snapshot) => snapshot.warnings.iter().any(|warning| warning.contains("o/log grows; it is taken")),
+        Err(error) => panic!("{error}"),
+    };
+    let snapshot = read_while(append, scan, told).unwrap();
+    assert!(told(&Ok(snapshot)));
 }
 
 #[tokio::test]
@@ -362,59 +367,6 @@ fn test_a_directory_that_no_node_would_lay_out_is_named_before_anything_is_sent(
     let ScanError::TooLarge { path, source } = refused else { panic!("{refused}") };
     assert_eq!(path, Path::new("/project/a/b"));
     assert!(matches!(source, TreeError::TooLarge { .. }), "{source}");
-}
-
-/// The outputs of a job: everything in `base/outputs` and `base/logs`.
-fn outputs(base: &Path) -> Snapshot {
-    let parts = [("outputs", Path::new("outputs")), ("logs", Path::new("logs"))];
-    scan_outputs(base, &parts, &[], &AtomicBool::new(false)).unwrap()
-}
-
-fn unread(snapshot: &Snapshot, base: &Path) -> Vec<(String, String)> {
-    let relative = |unread: &Unread| {
-        let path = unread.path.strip_prefix(base).unwrap().display().to_string();
-        (path, unread.why.clone())
-    };
-    snapshot.unread.iter().map(relative).collect()
-}
-
-#[test]
-fn test_outputs_larger_than_their_disk_are_told_and_the_rest_is_read() {
-    let dir = tree(&[("outputs/model", "1"), ("outputs/b/c", "2")]);
-    let hollow = fs::File::create(dir.path().join("outputs/hollow")).unwrap();
-    // More than the file system holds, as far as it allows such a file at all.
-    hollow.set_len(disk_size(dir.path()) + 1).unwrap();
-    let snapshot = outputs(dir.path());
-    assert_eq!(snapshot.files, 2);
-    let [(path, why)] = &unread(&snapshot, dir.path())[..] else { panic!("{:?}", snapshot.unread) };
-    assert_eq!(path, "outputs/hollow");
-    assert!(why.contains("more than the whole disk") && why.ends_with("0 B of it are written"), "{why}");
-}
-
-#[test]
-fn test_outputs_named_as_unread_are_left_out_and_told() {
-    let dir = tree(&[("outputs/a", "1"), ("outputs/b", "2")]);
-    let without = [Unread { path: dir.path().join("outputs/b"), why: "changes".into() }];
-    let parts = [("outputs", Path::new("outputs"))];
-    let snapshot = scan_outputs(dir.path(), &parts, &without, &AtomicBool::new(false)).unwrap();
-    assert_eq!((snapshot.files, &snapshot.unread[..]), (1, &without[..]));
-}
-
-#[test]
-fn test_reading_ends_when_nobody_wants_it_any_more() {
-    let dir = tree(&[]);
-    fs::create_dir(dir.path().join("outputs")).unwrap();
-    // An hour of zeros, at the speed of a processor.
-    let file = fs::File::create(dir.path().join("outputs/hollow")).unwrap();
-    let (stop, parts) = (AtomicBool::new(false), [("outputs", Path::new("outputs"))]);
-    file.set_len((4 << 40).min(disk_size(dir.path()))).unwrap();
-    std::thread::scope(|scope| {
-        let reading = scope.spawn(|| scan_outputs(dir.path(), &parts, &[], &stop));
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        assert!(!reading.is_finished(), "the file was read already");
-        stop.store(true, Ordering::Relaxed);
-        assert!(matches!(reading.join().unwrap(), Err(ScanError::Stopped)));
-    });
 }
 
 #[test]
@@ -438,7 +390,7 @@ fn libc_error(errno: rustix::io::Errno) -> io::Error {
 /// What is mostly a hole takes no more room in the store, and where it is laid out.
 #[tokio::test]
 async fn test_a_hollow_file_stays_hollow() {
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::MetadataExt;
     let dir = tree(&[]);
     let file = fs::File::create(dir.path().join("hollow")).unwrap();
     file.set_len(256 << 20).unwrap();

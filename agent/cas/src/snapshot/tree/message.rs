@@ -5,6 +5,7 @@
 //! have equal digests, and a message that is all wrong costs no more memory than its first entry. Names are
 //! single path segments.
 
+use agent_fs::name_of_text;
 use agent_model::Digest;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
 use bytes::Bytes;
@@ -17,7 +18,8 @@ use crate::remote::{digest_from_wire, digest_to_wire};
 /// The longest name of a file, in bytes, that Linux file systems take.
 const MAX_NAME: usize = 255;
 
-/// The largest entry of a `Directory` message, in bytes: a link with the longest name and target, rounded up.
+/// The largest entry of a `Directory` message, in bytes: a link with the longest target and the longest text of a name,
+/// rounded up.
 pub(super) const MAX_ENTRY: usize = 8 * 1024;
 
 /// Memory of a directory beside its entries: its digest, its place in the tables of the tree.
@@ -193,7 +195,12 @@ impl Decoder<'_> {
     }
 }
 
+/// The bytes of a name on a disk.
+pub(super) fn length(name: &str) -> usize {
+    name_of_text(name).len()
+}
+
 /// `name` is one segment of a path, and not a special one.
 pub(super) fn is_segment(name: &str) -> bool {
-    !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME && !name.contains(['/', '\0'])
+    !matches!(name, "" | "." | "..") && length(name) <= MAX_NAME && !name.contains(['/', '\0'])
 }

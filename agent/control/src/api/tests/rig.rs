@@ -452,5 +452,6 @@ pub(super) fn outcome(code: i32, log: &[u8]) -> v1::Outcome {
         artifacts: None,
         usage: None,
         environment: None,
+        left_out: Vec::new(),
     }
 }
