@@ -26,6 +26,36 @@ fn with_limits(dir: &Path, soft: u32, hard: Option<u32>) -> std::path::PathBuf {
     runner
 }
 
+/// Other programs of a user may have taken all that the kernel has of watches for files: jobs run all the same, their
+/// metrics arrive while they run, and their supervisors are found.
+#[test]
+fn test_jobs_need_no_watches_of_files() {
+    let scripts = tempfile::tempdir().unwrap();
+    let runner = scripts.path().join("unwatched");
+    let script = "#!/bin/sh\nexec unshare --user --map-root-user sh -c \
+                  'echo 0 > /proc/sys/user/max_inotify_instances && exec \"$@\"' sh \"$@\"\n";
+    fs::write(&runner, script).unwrap();
+    fs::set_permissions(&runner, Permissions::from_mode(0o755)).unwrap();
+    let mut host = Host::started_by(&runner);
+    let job = host.submit(
+        "echo '{\"metric\":\"loss\",\"value\":1.5}' >> $AGENTD_METRICS; while [ ! -e go ]; do sleep 0.1; done; \
+         echo '{\"metric\":\"loss\",\"value\":0.5}' >> $AGENTD_METRICS",
+    );
+    let points = || host.ctl(&["metrics", &job, "--json"]).ok().json()["metrics"][0]["count"].clone();
+    eventually("the first point arrives", SOON, || (points() == 1).then_some(()));
+    let dir = host.state().join(format!("jobs/{job}.1.0"));
+    let notes = fs::read_to_string(dir.join("shim.log")).unwrap();
+    assert!(notes.contains("cannot be watched"), "{notes}");
+    fs::remove_file(dir.join("hello.json")).unwrap();
+    eventually("the supervisor is found again", SOON, || dir.join("hello.json").exists().then_some(()));
+    assert_eq!(host.stop(), 0);
+    host.start();
+    fs::write(dir.join("job/work/go"), "").unwrap();
+    host.wait_for(&job, &["Completed"]);
+    let points = host.ctl(&["metrics", &job, "--json"]).ok().json()["metrics"][0]["count"].clone();
+    assert_eq!(points, 2);
+}
+
 /// The files of a directory and what is in them.
 fn content(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());

@@ -33,8 +33,8 @@ use std::time::Duration;
 use crate::docker::DockerError;
 use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
 use futures_util::future::BoxFuture;
-use nix::errno::Errno;
 
+pub use agent_shim::is_lack;
 pub use agent_shim::wire::Progress;
 pub use container::{ContainerSpec, Containers, SupervisorError, own_user};
 pub use containment::{Containment, containment, sweep_groups};
@@ -45,13 +45,7 @@ pub use running::{RenewError, Running, StopError, WaitError};
 pub use scope::is_stopping;
 pub use session::{SessionError, SessionReader, SessionWriter, open_session};
 
-/// A lack of descriptors, processes or memory, which others may free in a moment.
-pub fn is_lack(error: &io::Error) -> bool {
-    const LACKS: [Errno; 4] = [Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM];
-    error.raw_os_error().is_some_and(|errno| LACKS.contains(&Errno::from_raw(errno)))
-}
-
-/// Whether the output of a program reports such a lack.
+/// Whether the output of a program reports a lack ([`is_lack`]).
 pub fn says_lack(text: &str) -> bool {
     // The messages of the C library, of Go and of Python, and the numbers in messages of Rust programs.
     let words = [

@@ -57,5 +57,16 @@ pub const ATTEND: &str = "attend";
 /// The first argument of a shim that only finds out whether jobs can have a [`view`] of their own.
 pub const TRY_VIEW: &str = "try-view";
 
+/// The exit code of a shim that could not begin for want of something that others may free: a lack ([`is_lack`]), or no
+/// room on a disk.
+pub const LACKS: i32 = 71;
+
+/// A lack of descriptors, processes, watches of files or memory, which others may free in a moment.
+pub fn is_lack(error: &std::io::Error) -> bool {
+    use nix::errno::Errno;
+    const LACKS: [Errno; 4] = [Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|errno| LACKS.contains(&Errno::from_raw(errno)))
+}
+
 /// The exit code of a shim that found another one running for its job directory.
 pub const PLACE_TAKEN: i32 = 75;

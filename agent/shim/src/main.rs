@@ -7,7 +7,8 @@
 //! and runs until every process of the job is gone, its output is in the log and the exit record is
 //! durable. It depends on no other process: the daemon that started it may be killed at any instruction.
 //!
-//! One thread and one `poll` loop ([`supervise`]); no timer runs while the job is quiet. The other modules are the
+//! One thread and one `poll` loop ([`supervise`]); no timer runs while the job is quiet, unless files cannot be watched
+//! ([`watch`]). The other modules are the
 //! parts of the loop: [`clients`] the socket, [`job_log`] the output, [`mask`] what is hidden in it, [`job`] the start
 //! of the command, [`tree`] the processes, [`kill_escalation`] when to signal them, [`memory`] whose memory ran out,
 //! [`alarm`] the dates, [`exit_file`] the exit record.
@@ -15,8 +16,8 @@
 //! In a job of several ranks the same program is also the first process of the command ([`rank`]), and in every job one
 //! beside it that opens sessions ([`attend`], [`attendant`]).
 //!
-//! Exit codes: 0 the exit record is written · 64 usage · 70 see `shim.log` · 74 no such directory, or it
-//! cannot be written · 75 another shim runs there.
+//! Exit codes: 0 the exit record is written · 64 usage · 70 see `shim.log` · 71 the same, and it is a lack that others may
+//! end: descriptors, processes, memory, room · 74 no such directory, or it cannot be written · 75 another shim runs there.
 
 mod alarm;
 mod attend;
@@ -33,6 +34,7 @@ mod rank;
 mod setup;
 mod supervise;
 mod tree;
+mod watch;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -131,7 +133,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // The container engine keeps it in its log.
             let _ = writeln!(std::io::stderr(), "cannot enter the job directory: {error}");
-            return ExitCode::from(74);
+            return ExitCode::from(if agent_shim::is_lack(&error) { agent_shim::LACKS as u8 } else { 74 });
         }
     };
     let notes = Notes::new(place);
@@ -139,7 +141,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             notes.error(&error);
-            ExitCode::from(70)
+            ExitCode::from(if error.is_lack() { agent_shim::LACKS as u8 } else { 70 })
         }
     }
 }

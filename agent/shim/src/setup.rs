@@ -6,13 +6,12 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use agent_model::{Clock as _, SystemClock};
+use agent_model::{Clock as _, SystemClock, causes};
 use agent_shim::apart::Assigned;
 use agent_shim::cgroup::Groups;
 use agent_shim::segments::Writer;
 use agent_shim::tracking::Intake;
 use agent_shim::{Hello, JobDir, Launch, RecordError, ShimPlace, VERSION, WriteError, door, process, sys};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
@@ -25,6 +24,7 @@ use crate::job_log::JobLog;
 use crate::notes::Notes;
 use crate::supervise::{Life, Supervisor, Tracking};
 use crate::tree::Tree;
+use crate::watch::Watch;
 
 /// Why the shim cannot do its work.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +39,14 @@ pub(crate) enum ShimError {
     Write(#[from] WriteError),
     #[error("could not {step}")]
     Step { step: &'static str, source: io::Error },
+}
+
+impl ShimError {
+    /// It can do its work when others have freed what it lacks.
+    pub(crate) fn is_lack(&self) -> bool {
+        let is_lack = |error: &io::Error| agent_shim::is_lack(error) || agent_fs::is_full(error);
+        causes(self).filter_map(|cause| cause.downcast_ref()).any(is_lack)
+    }
 }
 
 /// Names the step in an error of it.
@@ -118,7 +126,11 @@ pub(crate) fn prepare<'a>(notes: &'a Notes, way: Way<'_>) -> Result<Supervisor<'
     let signals = step("listen for signals", listen_for_signals())?;
     let alarm = step("make a timer", Alarm::new())?;
     let log = JobLog::new(step("open the job's log", Writer::open(dir.segments(), launch.log))?);
-    let tracking = step("watch the tracking file", watch_tracking(&dir, &launch))?;
+    let intake = step("open the tracking file", open_tracking(&dir, &launch))?;
+    let (watch, unwatched) = Watch::of(&dir);
+    if let Some(error) = unwatched {
+        notes.say(format_args!("files are looked at every second, because they cannot be watched: {error}"));
+    }
     let folder = match way {
         Way::Path { .. } => dir.data().to_owned(),
         Way::Door { folder, .. } => folder.to_owned(),
@@ -160,7 +172,7 @@ pub(crate) fn prepare<'a>(notes: &'a Notes, way: Way<'_>) -> Result<Supervisor<'
         alarm,
         clients,
         log,
-        tracking,
+        tracking: Tracking { watch, intake },
         exit_file,
         tree,
         life,
@@ -210,14 +222,8 @@ fn listen_for_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
 }
 
-/// The events when somebody removes, replaces or empties a file in a directory, or changes its rights.
-const HARM: AddWatchFlags = AddWatchFlags::IN_DELETE
-    .union(AddWatchFlags::IN_MOVE)
-    .union(AddWatchFlags::IN_ATTRIB)
-    .union(AddWatchFlags::IN_CLOSE_WRITE);
-
 /// The job may append to the file as well as the daemon, so it belongs to the job's user.
-fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
+fn open_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Intake> {
     // If it exists it is the job's already, and not to be written by this process.
     let file = match agent_fs::open_plain(&dir.tracking()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => agent_fs::append_plain(&dir.tracking())?,
@@ -231,14 +237,7 @@ fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
     {
         std::os::unix::fs::fchown(file.as_fd(), Some(user.uid), Some(user.gid))?;
     }
-    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-    // The watch of the folder also reports writes to files that were removed from it and are still written.
-    let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | HARM;
-    let control = inotify.add_watch(dir.path(), if dir.is_shared() { changes } else { HARM })?;
-    if !dir.is_shared() {
-        inotify.add_watch(dir.data(), changes)?;
-    }
-    Ok(Tracking { inotify, control, intake: Intake::open(dir, launch.log)? })
+    Intake::open(dir, launch.log)
 }
 
 /// Tells the process that started this one that it listens. That may be gone by now, which is no reason to stop.

@@ -31,7 +31,6 @@ use agent_shim::{
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::inotify::{Inotify, WatchDescriptor};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
@@ -50,6 +49,7 @@ use crate::memory::Memory;
 use crate::notes::Notes;
 use crate::setup::{ShimError, step};
 use crate::tree::Tree;
+use crate::watch::Watch;
 
 /// How long a shim waits for `go`. If the daemon died before it sent that, the next one starts another shim.
 const GO: Duration = Duration::from_secs(60);
@@ -96,9 +96,7 @@ pub(crate) struct Supervisor<'a> {
 /// The tracking records, and the watch for changes of their file.
 #[derive(Debug)]
 pub(crate) struct Tracking {
-    pub(crate) inotify: Inotify,
-    /// The watch of the directory itself, with the files by which others find this shim.
-    pub(crate) control: WatchDescriptor,
+    pub(crate) watch: Watch,
     pub(crate) intake: Intake,
 }
 
@@ -125,7 +123,10 @@ impl Supervisor<'_> {
         let (mut publish_at, mut take_at) = (None, Some(Instant::now()));
         let end = loop {
             step("set the alarm", self.alarm.set(self.life.next_date()))?;
-            let ready = step("wait for something to happen", self.wait(earliest(publish_at, take_at)))?;
+            let look_at = self.tracking.watch.next_look();
+            let wake_at = earliest(earliest(publish_at, take_at), look_at);
+            let mut ready = step("wait for something to happen", self.wait(wake_at))?;
+            ready.tracking |= look_at.is_some_and(|at| at <= Instant::now());
             if ready.alarm {
                 self.alarm.rang();
             }
@@ -168,10 +169,14 @@ impl Supervisor<'_> {
         };
         let mut fds = vec![
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.tracking.inotify.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN),
         ];
-        fds.extend(output.map(|output| PollFd::new(output, PollFlags::POLLIN)));
+        let watched = self.tracking.watch.as_fd().map(|watch| PollFd::new(watch, PollFlags::POLLIN));
+        let tracking = watched.is_some().then_some(fds.len());
+        fds.extend(watched);
+        let output = output.map(|output| PollFd::new(output, PollFlags::POLLIN));
+        let output_at = output.is_some().then_some(fds.len());
+        fds.extend(output);
         let clients_from = fds.len();
         fds.extend(self.clients.interests());
         match poll(&mut fds, timeout) {
@@ -181,9 +186,9 @@ impl Supervisor<'_> {
         let is_ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|flags| !flags.is_empty());
         Ok(Ready {
             signals: is_ready(&fds[0]),
-            tracking: is_ready(&fds[1]),
-            alarm: is_ready(&fds[2]),
-            output: clients_from > 3 && is_ready(&fds[3]),
+            alarm: is_ready(&fds[1]),
+            tracking: tracking.is_some_and(|place| is_ready(&fds[place])),
+            output: output_at.is_some_and(|place| is_ready(&fds[place])),
             clients: fds[clients_from..].iter().map(is_ready).collect(),
         })
     }
@@ -195,16 +200,7 @@ impl Supervisor<'_> {
     /// The tracking file grew, or somebody did something to the files in the directory.
     fn take_changes(&mut self) {
         let own = [self.dir.hello(), self.dir.socket(), self.dir.started()];
-        let mut harmed = false;
-        while let Ok(events) = self.tracking.inotify.read_events() {
-            if events.is_empty() {
-                break;
-            }
-            let control = self.tracking.control;
-            let names = events.into_iter().filter(|event| event.wd == control).filter_map(|event| event.name);
-            harmed |= names.into_iter().any(|name| own.iter().any(|own| own.file_name() == Some(&name)));
-        }
-        if harmed {
+        if self.tracking.watch.take(&own, Instant::now()) {
             self.mend();
         }
     }

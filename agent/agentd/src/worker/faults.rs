@@ -239,16 +239,30 @@ pub(crate) fn is_unsure(error: &LaunchError) -> bool {
     matches!(error, LaunchError::Look { .. } | LaunchError::Silent { .. } | LaunchError::Talk { .. })
 }
 
-/// Whether no shim was started for lack of a resource that others may soon free, or it was killed before it received
-/// `go`.
+/// Whether no shim was started for lack of a resource that others may soon free, or it found such a lack itself, or it
+/// was killed before it received `go`.
 pub(crate) fn is_lack(error: &LaunchError) -> bool {
-    if let LaunchError::Refused { status, .. } = error {
-        return status.code().is_none();
+    if let LaunchError::Refused { status, .. } = error
+        && status.code().is_none()
+    {
+        return true;
+    }
+    if found_lack(error) {
+        return true;
     }
     let is_early =
         matches!(error, LaunchError::Clean { .. } | LaunchError::Write(_) | LaunchError::Spawn { .. });
     is_early
         && (is_no_space(error) || causes(error).filter_map(|cause| cause.downcast_ref()).any(exec::is_lack))
+}
+
+/// Whether a shim found that the node lacks something, and began nothing.
+fn found_lack(error: &LaunchError) -> bool {
+    match error {
+        LaunchError::Refused { status, .. } => status.code() == Some(agent_shim::LACKS),
+        LaunchError::Unready { status, .. } => *status == i64::from(agent_shim::LACKS),
+        _ => false,
+    }
 }
 
 /// The fault for a shim or a command that could not be started.
@@ -264,6 +278,11 @@ pub(crate) fn launch(error: &LaunchError) -> Fault {
             .because(error)
             .fix("somebody removed the image on the node; the next attempt gets it again")
             .with_retry(Retry::SameNode),
+        lack if found_lack(lack) => {
+            Fault::new(Code::LaunchFailed, "the command could not be started")
+                .because(lack)
+                .fix("`agentctl doctor` counts what the node has of it; find what holds so much, or raise the limit")
+        }
         LaunchError::Engine(_) | LaunchError::Unready { .. } | LaunchError::Supervisor(_) => {
             Fault::new(Code::LaunchFailed, "the container could not be started")
                 .because(error)

@@ -328,6 +328,14 @@ fn test_start_waits_for_what_is_given_back() {
     };
     assert!(is_lack(&refused(9)), "it was killed");
     assert!(!is_lack(&refused(70 << 8)), "it says why");
+    assert!(is_lack(&refused(71 << 8)), "it found the lack itself");
+    let contained = |status| LaunchError::Unready { dir: "job".into(), status, said: String::new() };
+    assert_eq!([71, 70].map(|status| is_lack(&contained(status))), [true, false]);
+    let fix = |error| launch(&error).fix.unwrap();
+    assert!(
+        fix(refused(71 << 8)).contains("what holds so much")
+            && fix(refused(70 << 8)).contains("marks as bad")
+    );
     assert_eq!((code(Errno::NOSPC), code(Errno::MFILE)), (Code::DiskFull, Code::LaunchFailed));
 }
 

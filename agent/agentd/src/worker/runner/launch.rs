@@ -165,12 +165,12 @@ impl Runner {
         match error {
             // The container is gone, and the engine is unreachable.
             error if error.is_engine_away() => return Continue(None),
-            error if faults::is_lack(error) && patient => {}
             // The shim found no room for its first files.
             LaunchError::Refused { .. } if self.worker.disk.room().is_err() => {
                 self.admit().await?;
                 return Continue(None);
             }
+            error if faults::is_lack(error) && patient => {}
             // It must not be reported as failed while it may run.
             error if faults::is_unsure(error) => match self.recall().await? {
                 None if patient => {} // its supervisor was killed before it was allowed to begin
