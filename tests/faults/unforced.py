@@ -17,6 +17,8 @@ for id, text in journal.execute("SELECT id, record FROM replica").fetchall():
     directory = state / "jobs" / id
     if record["ending"] is None and record.get("preempted") is None:
         record = json.loads((directory / "order.json").read_text())
+        for mark in ("sealed", "sum"):
+            del record[mark]
     elif record["outcome"] is not None:
         record.update(step="uploading", outcome=None, precious=False)
     lost += record != json.loads(text)

@@ -48,6 +48,62 @@ fn test_20_kills_of_the_daemon_lose_and_repeat_no_line() {
     println!("20 kills of the daemon: 4000 lines and 400 metrics, each once");
 }
 
+/// What became of a job while the daemon was away is in one file. If that is not as it was written, it counts as missing:
+/// nobody is blamed by it, and what the job wrote is there to its last line.
+#[test]
+fn test_a_record_of_the_end_that_was_damaged_is_not_believed_and_costs_no_line() {
+    let mut host = Host::new();
+    host.set("AGENTD_SLOTS", "4");
+    host.start();
+    let gate = host.home().join("gate");
+    let command = format!(
+        "for i in $(seq 20); do echo $i; done; while [ ! -e {} ]; do sleep 0.05; done; for i in $(seq 21 40); do echo $i; done",
+        gate.display()
+    );
+    let jobs = ["flipped", "cut", "of-another", "sound"].map(|name| {
+        let job = format!(
+            "name: {name}\ncommand: {}\nenvironment: host\n",
+            serde_json::Value::from(command.clone())
+        );
+        let dir = host.project(name, &[("job.yml", &job)]);
+        host.ctl(&["submit", dir.to_str().unwrap()]).ok().stdout.trim().to_owned()
+    });
+    for job in &jobs {
+        host.wait_for(job, &["Running"]);
+    }
+    host.kill();
+    std::fs::write(&gate, "").unwrap();
+    let record = |job: &str| host.state().join(format!("jobs/{job}.1.0/exit.json"));
+    for job in &jobs {
+        eventually("it ends", SOON, || record(job).exists().then_some(()));
+    }
+    let text = std::fs::read_to_string(record("flipped")).unwrap();
+    assert!(text.contains(r#"{"code":0}"#), "{text}");
+    std::fs::write(record("flipped"), text.replace(r#"{"code":0}"#, r#"{"code":4}"#)).unwrap();
+    std::fs::write(record("cut"), &text[..300]).unwrap();
+    std::fs::copy(record("sound"), record("of-another")).unwrap();
+    host.start();
+    host.wait_for("sound", &["Completed"]);
+    let lines: String = (1..=40).map(|line| format!("{line}\n")).collect();
+    for job in &jobs {
+        let shown = match job.as_str() {
+            "sound" => host.show(job),
+            job => {
+                host.wait_for(job, &["Failed"]);
+                let shown = host.show(job);
+                assert_eq!(
+                    (&shown["exit_code"], &shown["fault"]["code"]),
+                    (&serde_json::Value::Null, &"RUN-107".into()),
+                    "{shown}"
+                );
+                assert!(shown["fault"]["why"].to_string().contains("its record proves nothing"), "{shown}");
+                shown
+            }
+        };
+        assert!(host.ctl(&["logs", job]).ok().stdout == lines, "{job}: {shown}");
+    }
+}
+
 #[test]
 fn test_a_job_that_ends_while_the_daemon_is_away_is_reported_in_full() {
     let mut host = Host::started();

@@ -128,6 +128,8 @@ pub struct Lost {
     pub starved: u64,
     /// Why its container ended, as far as known; only for a job in a container.
     pub why: Option<String>,
+    /// What is wrong with the record of its end, if there is one.
+    pub damaged: Option<String>,
 }
 
 /// Why a job could not be started.

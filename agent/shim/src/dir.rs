@@ -16,14 +16,15 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use agent_model::{Stream, failpoint};
+use agent_model::{ReplicaId, Stream, failpoint};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::record::{ExitRecord, Hello, Launch, VERSION};
+use crate::record::{ExitRecord, Hello, Launch, OfReplica, VERSION};
+use crate::sealed::{is_sound, seal};
 
 /// The directory of one replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +74,14 @@ pub enum RecordError {
         #[source]
         source: serde_json::Error,
     },
+    /// The file is not as it was written, or of another job.
+    #[error("{} {why}", path.display())]
+    Unproven {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, for people.
+        why: String,
+    },
     /// The record was written by a release this one does not understand.
     #[error("{} has version {found}; this release understands up to {VERSION}", path.display())]
     Version {
@@ -81,6 +90,17 @@ pub enum RecordError {
         /// The version found.
         found: u32,
     },
+}
+
+impl RecordError {
+    /// There is a file, and nothing in it is known to be true: it is as if there were none.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            RecordError::Parse { .. } | RecordError::Unproven { .. } => true,
+            RecordError::Version { .. } => false,
+            RecordError::Read { source, .. } => source.kind() == io::ErrorKind::IsADirectory,
+        }
+    }
 }
 
 /// Why a record could not be written.
@@ -241,17 +261,29 @@ impl JobDir {
 
     /// What to run; `None` when nothing was asked for yet.
     pub fn read_launch(&self) -> Result<Option<Launch>, RecordError> {
-        read(self.launch())
+        self.read(self.launch())
     }
 
     /// Which shim ran here last; `None` when none ever did.
     pub fn read_hello(&self) -> Result<Option<Hello>, RecordError> {
-        read(self.hello())
+        self.read(self.hello())
     }
 
     /// How it ended; `None` while that is not known.
     pub fn read_exit(&self) -> Result<Option<ExitRecord>, RecordError> {
-        read(self.exit())
+        self.read(self.exit())
+    }
+
+    fn read<T: DeserializeOwned + OfReplica>(&self, path: PathBuf) -> Result<Option<T>, RecordError> {
+        let Some(record) = read::<T>(&path)? else { return Ok(None) };
+        let own = self.path.file_name().and_then(|name| name.to_str()?.parse::<ReplicaId>().ok());
+        match own.filter(|own| own != record.replica()) {
+            None => Ok(Some(record)),
+            Some(_) => {
+                let why = format!("is a record of {}", record.replica());
+                Err(RecordError::Unproven { path, why })
+            }
+        }
     }
 
     /// Records what to run. Whole or not at all, but not durable: after a power cut there is no shim that
@@ -381,24 +413,29 @@ fn whole_file() -> libc::flock {
     }
 }
 
-fn read<T: DeserializeOwned>(path: PathBuf) -> Result<Option<T>, RecordError> {
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RecordError> {
     #[derive(serde::Deserialize)]
     struct Versioned {
         version: u32,
     }
-    let text = match agent_fs::read_plain(&path, LARGEST) {
+    let path = || path.to_owned();
+    let text = match agent_fs::read_plain(&path(), LARGEST) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(RecordError::Read { path, source }),
+        Err(source) => return Err(RecordError::Read { path: path(), source }),
     };
+    if !is_sound(&text) {
+        let why = "is not as it was written: its checksum does not match".to_owned();
+        return Err(RecordError::Unproven { path: path(), why });
+    }
     match serde_json::from_slice::<Versioned>(&text) {
         Ok(Versioned { version }) if version > VERSION => {
-            return Err(RecordError::Version { path, found: version });
+            return Err(RecordError::Version { path: path(), found: version });
         }
         Ok(_) => {}
-        Err(source) => return Err(RecordError::Parse { path, source }),
+        Err(source) => return Err(RecordError::Parse { path: path(), source }),
     }
-    serde_json::from_slice(&text).map(Some).map_err(|source| RecordError::Parse { path, source })
+    serde_json::from_slice(&text).map(Some).map_err(|source| RecordError::Parse { path: path(), source })
 }
 
 fn write_whole(point: &'static str, path: &Path, record: &impl Serialize) -> Result<(), WriteError> {
@@ -407,7 +444,7 @@ fn write_whole(point: &'static str, path: &Path, record: &impl Serialize) -> Res
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
         let mut file =
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(&serde_json::to_vec(record)?)?;
+        file.write_all(&seal(record)?)?;
         fs::rename(&temporary, path)
     };
     attempt().map_err(|source| WriteError { path: path.to_owned(), source })
@@ -476,6 +513,38 @@ mod tests {
         assert!(matches!(dir.read_exit(), Err(RecordError::Read { .. })));
         nix::unistd::mkfifo(&dir.hello(), nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert!(matches!(dir.read_hello(), Err(RecordError::Read { .. })));
+    }
+
+    #[test]
+    fn test_record_that_does_not_prove_itself_is_damage() {
+        let (temporary, dir) = job_dir();
+        let hello = |replica: &str| Hello {
+            version: VERSION,
+            instance: "i".into(),
+            replica: replica.parse().unwrap(),
+            pid: 7,
+            boot_id: "b".into(),
+            at: agent_model::Timestamp(5),
+            containment: String::new(),
+            groups: Vec::new(),
+            container: false,
+            kills: None,
+        };
+        dir.write_hello(&hello("train.1.0")).unwrap();
+        assert_eq!(dir.read_hello().unwrap().unwrap(), hello("train.1.0"));
+        let text = fs::read_to_string(dir.hello()).unwrap();
+        fs::write(dir.hello(), text.replace("\"pid\":7", "\"pid\":8")).unwrap();
+        let error = dir.read_hello().unwrap_err();
+        assert!(error.is_damage() && error.to_string().contains("checksum"), "{error}");
+        // Of the release before, and of another job.
+        fs::write(dir.hello(), serde_json::to_vec(&hello("train.1.0")).unwrap()).unwrap();
+        assert!(dir.read_hello().unwrap().is_some());
+        let other = JobDir::new(temporary.path().join("other.1.0"));
+        other.create().unwrap();
+        other.write_hello(&hello("other.1.0")).unwrap();
+        fs::copy(other.hello(), dir.hello()).unwrap();
+        let error = dir.read_hello().unwrap_err();
+        assert!(error.is_damage() && error.to_string().contains("is a record of other.1.0"), "{error}");
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl ExitFile {
     /// Makes the record the exit record of the directory: whole and durable when this returns `Ok`. May be
     /// tried again.
     pub(crate) fn commit(&self, dir: &JobDir, record: &ExitRecord) -> io::Result<()> {
-        let text = serde_json::to_vec(record)?;
+        let text = agent_shim::seal(record)?;
         failpoint::hit("shim.exit.write")?;
         self.file.write_all_at(&text, 0)?;
         self.file.set_len(text.len() as u64)?;

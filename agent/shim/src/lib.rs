@@ -13,7 +13,9 @@
 //!
 //! Invariants: a command is executed at most once for a directory; a process is never identified by its number alone
 //! (a shim by its lock and the instance in its greeting, a process of the job by its control group, or by the mark in
-//! its environment and its start time); records carry a version and unknown fields in them are ignored.
+//! its environment and its start time); records carry a version and unknown fields in them are ignored; a record is
+//! believed only if it is as it was written ([`is_sound`]) and of the replica whose directory it is in, and another is
+//! as a missing one.
 //!
 //! The library does no async and starts no process; `agent-shim`, the binary, is the supervisor itself.
 
@@ -26,6 +28,7 @@ pub mod kills;
 pub mod process;
 mod record;
 pub mod room;
+mod sealed;
 pub mod segments;
 pub mod session;
 pub mod source;
@@ -40,6 +43,7 @@ pub use record::{
     CgroupRequest, Controller, End, ExitRecord, Gaps, Hello, Hidden, Launch, Limits, LogPolicy, NotStarted,
     OomScope, Sender, User, VERSION,
 };
+pub use sealed::{is_sound, seal};
 
 /// The variable by which a process of a job is recognised when its supervisor is gone: its value is the
 /// instance of the shim, which no other run shares. It is the one variable a shim adds.

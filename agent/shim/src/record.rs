@@ -1,5 +1,5 @@
-//! The records of a job directory. Each is one JSON object with a version; unknown fields are ignored, so a
-//! daemon and a shim of neighbouring releases understand each other.
+//! The records of a job directory. Each is one JSON object with a version and a checksum ([`crate::seal`]); unknown
+//! fields are ignored, so a daemon and a shim of neighbouring releases understand each other.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -290,6 +290,29 @@ pub enum OomScope {
     Parent,
     /// The machine's.
     Host,
+}
+
+/// A record, which names the replica that it is of.
+pub(crate) trait OfReplica {
+    fn replica(&self) -> &ReplicaId;
+}
+
+impl OfReplica for Launch {
+    fn replica(&self) -> &ReplicaId {
+        &self.replica
+    }
+}
+
+impl OfReplica for Hello {
+    fn replica(&self) -> &ReplicaId {
+        &self.replica
+    }
+}
+
+impl OfReplica for ExitRecord {
+    fn replica(&self) -> &ReplicaId {
+        &self.replica
+    }
 }
 
 /// The result of the command.

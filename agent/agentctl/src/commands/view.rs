@@ -250,6 +250,7 @@ impl JobView {
         let took = self.duration(SystemClock.now()).map(|took| format!(" after {}", duration(took)));
         let code = match self.exit_code {
             Some(code) => format!(", exit code {code}"),
+            None if self.started_ms.is_some() => ", how its command ended is not known".to_owned(),
             None => ", the command never ran".to_owned(),
         };
         let state = paper.ink.paint(self.tone(), &self.state);

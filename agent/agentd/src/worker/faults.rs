@@ -319,7 +319,12 @@ pub(crate) fn lost(lost: &Lost) -> Fault {
             "see with `dmesg` on the node what took the memory; run fewer jobs at a time: `slots` of the node",
         ),
     };
-    let fault = fault.why("the process that watched over it is gone and left no record");
+    let fault = match &lost.damaged {
+        None => fault.why("the process that watched over it is gone and left no record"),
+        Some(damaged) => fault
+            .why("the process that watched over it is gone, and its record proves nothing")
+            .why(damaged.clone()),
+    };
     let fault = lost.why.iter().cloned().fold(fault, Fault::why);
     let fault = match (lost.killed, lost.left) {
         (0, 0) if lost.loose => fault.why("no process of the job was found"),

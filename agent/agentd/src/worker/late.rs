@@ -9,9 +9,8 @@ use agent_model::{Code, Fault, ReplicaId};
 use agent_shim::JobDir;
 use tracing::info;
 
-use super::journal::Record;
 use super::outputs::Collected;
-use super::recover::ORDER;
+use super::recover::read_order;
 use super::report::{Outbox, OutputsWanted, StoredOutputs};
 use super::{faults, outputs};
 use crate::disk::DiskKeeper;
@@ -43,8 +42,8 @@ async fn attempt(
     replica: &ReplicaId,
     wanted: OutputsWanted,
 ) -> Result<Collected, Box<Fault>> {
-    let order = tokio::fs::read(dir.path().join(ORDER)).await;
-    let record = order.and_then(|text| Ok(serde_json::from_slice::<Record>(&text)?)).map_err(|error| {
+    let from = dir.clone();
+    let record = agent_blocking::blocking_io(move || read_order(&from)).await.map_err(|error| {
         Fault::new(Code::OutputsUnstored, "the outputs could not be stored")
             .why(format!("{} keeps no directory of {}", outbox.node(), replica.job))
             .because(&error)

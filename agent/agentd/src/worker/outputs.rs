@@ -281,8 +281,13 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(LogEnd::Proven(Digest::EMPTY)),
         Err(error) => return Err(error),
     };
-    let record = dir.read_exit().map_err(io::Error::other)?;
-    let Some(record) = record else { return Ok(LogEnd::Unproven(log.len()?)) };
+    let record = match dir.read_exit() {
+        Ok(Some(record)) => record,
+        // What is in the segments is not less for that.
+        Ok(None) => return Ok(LogEnd::Unproven(log.len()?)),
+        Err(error) if error.is_damage() => return Ok(LogEnd::Unproven(log.len()?)),
+        Err(error) => return Err(io::Error::other(error)),
+    };
     let told = record.log_sha256.and_then(|hash| Digest::from_parts(&hash, record.log_bytes).ok());
     match told {
         Some(digest) => Ok(LogEnd::Proven(digest)),
@@ -304,7 +309,7 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
 pub(crate) async fn tracking_length(dir: JobDir) -> u64 {
     let shown = dir.path().display().to_string();
     let measured = agent_blocking::spawn_blocking(move || {
-        if dir.tracking_stream().is_dir() && !dir.exit().exists() {
+        if dir.tracking_stream().is_dir() && !matches!(dir.read_exit(), Ok(Some(_))) {
             Intake::open(&dir, LogPolicy::default())?.take_rest();
         }
         Reader::of_tracking(&dir)?.len()

@@ -16,7 +16,7 @@ use super::launch::gpus_of;
 use super::retention;
 
 /// The file of a job directory with its order.
-pub(super) const ORDER: &str = "order.json";
+const ORDER: &str = "order.json";
 
 /// Why the replicas of this node cannot be found.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,7 @@ pub(crate) enum RecoverError {
 /// Makes the directory of a replica, with the order in it. The directory outlives a power cut, so that what its
 /// supervisor forces to the disk does so too; the order need not, since the journal has it as well.
 pub(crate) async fn prepare(dir: &JobDir, record: &Record) -> io::Result<()> {
-    let (dir, text) = (dir.clone(), serde_json::to_vec_pretty(record));
+    let (dir, text) = (dir.clone(), agent_shim::seal(record));
     let make = move || {
         dir.create().map_err(io::Error::other)?;
         failpoint::hit("node.order.write")?;
@@ -76,12 +76,20 @@ pub(crate) fn held_gpus(found: &[Record], jobs: &Path) -> Vec<(ReplicaId, Vec<St
     found.iter().map(held).collect()
 }
 
+/// The order in a job directory, if it proves itself.
+pub(super) fn read_order(dir: &JobDir) -> io::Result<Record> {
+    let text = std::fs::read(dir.path().join(ORDER))?;
+    match agent_shim::is_sound(&text) {
+        true => Ok(serde_json::from_slice(&text)?),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not as it was written")),
+    }
+}
+
 /// The record with which a replica was accepted, read from its directory. A directory without one was never
 /// used: the daemon died while making it, and the controller repeats the order.
 pub(crate) fn accepted(dir: &JobDir, replica: &ReplicaId) -> Option<Record> {
-    let text = std::fs::read(dir.path().join(ORDER));
-    match text.map(|text| serde_json::from_slice::<Record>(&text)) {
-        Ok(Ok(record)) if record.replica == *replica => return Some(record),
+    match read_order(dir) {
+        Ok(record) if record.replica == *replica => return Some(record),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if let Err(error) = agent_cas::remove_tree(dir.path()) {
                 warn!(dir = %dir.path().display(), %error, "cannot remove unused job directory");

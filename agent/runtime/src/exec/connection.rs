@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_model::protocol::start::{Found, Traces};
-use agent_model::{Boot, failpoint};
+use agent_model::{Boot, causes, failpoint};
 use agent_shim::cgroup::Groups;
 use agent_shim::kills::KillCount;
 use agent_shim::process::Process;
@@ -133,8 +133,8 @@ pub(super) enum JobTrace {
     Ended(ExitRecord),
     /// Nothing was ever started.
     Fresh,
-    /// The mark of a start, and nothing else.
-    Lost,
+    /// The mark of a start, and at most a damaged record of the end: what is wrong with that.
+    Lost(Option<String>),
 }
 
 /// Looks at a job directory. If a shim is starting or ending meanwhile, this waits for it.
@@ -157,13 +157,15 @@ pub(super) async fn look(dir: &JobDir) -> Result<JobTrace, ReattachError> {
             (Found::Ended, Ok(Some(record))) => return Ok(JobTrace::Ended(record)),
             // A running supervisor rewrites a damaged record.
             (Found::Live | Found::Ended, _) => {}
-            (Found::Fresh | Found::Lost, Err(error)) => return Err(error.into()),
-            (found, Ok(_)) => {
+            (Found::Lost, Err(error)) if !error.is_damage() => return Err(error.into()),
+            (Found::Fresh, Err(error)) => return Err(error.into()),
+            (found, record) => {
+                let damaged = record.err().map(|error| causes::tell(&error));
                 // A shim of an earlier release is known only by its log, which may have been removed.
                 if let Ok(Ok(connection)) = tokio::time::timeout(GREETING, Connection::open(dir)).await {
                     return Ok(JobTrace::Live(connection));
                 }
-                return Ok(if found == Found::Fresh { JobTrace::Fresh } else { JobTrace::Lost });
+                return Ok(if found == Found::Fresh { JobTrace::Fresh } else { JobTrace::Lost(damaged) });
             }
         }
         match tokio::time::timeout_at(deadline, Connection::open(dir)).await {
@@ -179,8 +181,8 @@ pub(super) async fn look(dir: &JobDir) -> Result<JobTrace, ReattachError> {
 }
 
 /// Kills the remaining processes of a job whose shim is gone, and finds out why it is gone. May be repeated.
-pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
-    let nothing = Lost { rebooted: false, killed: 0, left: 0, loose: false, starved: 0, why: None };
+pub(super) async fn clear_lost(dir: &JobDir, damaged: Option<String>) -> Result<Lost, ReattachError> {
+    let nothing = Lost { rebooted: false, killed: 0, left: 0, loose: false, starved: 0, why: None, damaged };
     let hello = match (dir.read_hello(), dir.started_instance()) {
         (Ok(Some(hello)), _) => hello,
         // The processes of that start are known by the mark that they bear.
@@ -188,7 +190,8 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
             let (found, left) = kill_of(Vec::new(), instance, KILL_WITHIN).await;
             return Ok(Lost { killed: found - left, left, loose: true, ..nothing });
         }
-        (hello, None) => return hello.map(|_| nothing).map_err(ReattachError::from),
+        (Err(error), None) if !error.is_damage() => return Err(error.into()),
+        (_, None) => return Ok(nothing),
     };
     if hello.boot_id != agent_shim::process::boot_id() {
         // After a container was restarted its boot id is new, but its groups are still there.

@@ -106,7 +106,7 @@ impl Containers {
     ) -> Result<(), LaunchError> {
         match told_by(dir).await? {
             JobTrace::Fresh => self.stand(dir, launch, container_spec).await,
-            JobTrace::Live(_) | JobTrace::Ended(_) | JobTrace::Lost => Ok(()),
+            JobTrace::Live(_) | JobTrace::Ended(_) | JobTrace::Lost(_) => Ok(()),
         }
     }
 

@@ -101,7 +101,7 @@ where
         match told_by(dir).await? {
             JobTrace::Live(connection) => return say_go(dir, launch, connection, None).await,
             JobTrace::Ended(_) => return Ok(Running::ended(dir.clone())),
-            JobTrace::Lost => return Err(lost(dir).await?),
+            JobTrace::Lost(damaged) => return Err(lost(dir, damaged).await?),
             JobTrace::Fresh if Instant::now() < deadline => {
                 if let Some((connection, child)) = stand().await? {
                     return say_go(dir, launch, connection, Some(child)).await;
@@ -121,7 +121,7 @@ pub(super) async fn reattach(dir: &JobDir) -> Result<Found, ReattachError> {
         }
         JobTrace::Live(_) | JobTrace::Fresh => Found::NotStarted,
         JobTrace::Ended(record) => Found::Ended(record),
-        JobTrace::Lost => Found::Lost(clear_lost(dir).await?),
+        JobTrace::Lost(damaged) => Found::Lost(clear_lost(dir, damaged).await?),
     })
 }
 
@@ -131,9 +131,9 @@ pub(super) async fn told_by(dir: &JobDir) -> Result<JobTrace, LaunchError> {
 }
 
 /// The error for a job that cannot be started because it was lost before; its remaining processes are killed.
-async fn lost(dir: &JobDir) -> Result<LaunchError, LaunchError> {
+async fn lost(dir: &JobDir, damaged: Option<String>) -> Result<LaunchError, LaunchError> {
     let path = || dir.path().to_owned();
-    let lost = clear_lost(dir).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
+    let lost = clear_lost(dir, damaged).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
     Ok(LaunchError::Lost { dir: path(), lost })
 }
 

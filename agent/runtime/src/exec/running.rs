@@ -182,8 +182,9 @@ impl Running {
             loop {
                 match look(&self.dir).await? {
                     JobTrace::Ended(record) => return Ok(record),
-                    JobTrace::Lost | JobTrace::Fresh => {
-                        let lost = clear_lost(&self.dir).await?;
+                    trace @ (JobTrace::Lost(_) | JobTrace::Fresh) => {
+                        let damaged = if let JobTrace::Lost(damaged) = trace { damaged } else { None };
+                        let lost = clear_lost(&self.dir, damaged).await?;
                         return Err(WaitError::Lost { dir: self.dir.path().to_owned(), lost });
                     }
                     JobTrace::Live(connection) => {

@@ -273,7 +273,8 @@ fn test_out_of_memory_says_whose_limit_and_how_much_was_used() {
 
 #[test]
 fn test_supervisor_that_the_kernel_ended_is_no_riddle() {
-    let gone = Lost { rebooted: false, killed: 1, left: 0, loose: false, starved: 0, why: None };
+    let gone =
+        Lost { rebooted: false, killed: 1, left: 0, loose: false, starved: 0, why: None, damaged: None };
     let starved = Lost { starved: 3, ..gone.clone() };
     assert_eq!(lost(&gone).code, Code::RunLost);
     let fault = lost(&starved);

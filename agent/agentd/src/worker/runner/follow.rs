@@ -98,7 +98,7 @@ impl Runner {
                 Ok(Ok(Found::Ended(exit))) => return Break(End::Exited(Box::new(exit))),
                 Ok(Ok(Found::NotStarted)) => return or_end(self.may_start().map(|()| None)),
                 Ok(Ok(Found::Lost(lost))) => return Break(self.lost(faults::lost(&lost))),
-                Ok(Err(ReattachError::Record(error))) if is_damage(&error) => {
+                Ok(Err(ReattachError::Record(error))) if is_final(&error) => {
                     self.advance(ReplicaEvent::Started);
                     return Break(End::Failed(faults::record_lost(&error)));
                 }
@@ -404,11 +404,8 @@ impl Runner {
 }
 
 /// Whether the record will never be readable.
-fn is_damage(error: &RecordError) -> bool {
-    match error {
-        RecordError::Parse { .. } | RecordError::Version { .. } => true,
-        RecordError::Read { source, .. } => source.kind() == std::io::ErrorKind::IsADirectory,
-    }
+fn is_final(error: &RecordError) -> bool {
+    error.is_damage() || matches!(error, RecordError::Version { .. })
 }
 
 fn told(error: &(dyn std::error::Error + 'static)) -> String {
