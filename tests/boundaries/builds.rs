@@ -11,7 +11,7 @@ use agent_tests::{Host, SOON, copy_program, eventually};
 
 use crate::boundaries::helper::{begun, needs, slow_package};
 use crate::boundaries::users::{
-    ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, shared, submitted, witness,
+    BUILDERS, ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, shared, submitted, witness,
 };
 
 pub(crate) const ROWS: &[Row] = &[
@@ -106,12 +106,13 @@ const LEFT: &str = "7071.5";
 /// What a build tries on the one beside it: what it sees, and what it writes wherever it can.
 fn attack(host: &Host, witness: &Path) -> String {
     format!(
-        r#"seen = []
+        r#"os.path.exists("{w}/his") or open("{w}/his", "w").write(str(os.getuid()))
+    seen = []
     pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
     for pid in pids:
         try: seen.append(open("/proc/%s/cmdline" % pid).read() + " in " + os.readlink("/proc/%s/cwd" % pid))
         except OSError: pass
-    for place in ["/tmp", "/dev/shm", "{state}"]:
+    for place in ["/tmp", "/dev/shm", "{state}", "{state}/envs", "{state}/jobs", "{state}/packages"]:
         for at, dirs, files in os.walk(place):
             seen += [os.path.join(at, name) for name in dirs + files]
             for file in [file for file in files if "victim" in file]:
@@ -132,7 +133,8 @@ fn attack(host: &Host, witness: &Path) -> String {
 fn beside_another(tally: &mut Tally, host: &Host, daemon: u32) {
     let dir = witness(host);
     let waits = format!(
-        r#"own = os.environ["TMPDIR"] + "/victim"
+        r#"os.path.exists("{w}/hers") or open("{w}/hers", "w").write(str(os.getuid()))
+    own = os.environ["TMPDIR"] + "/victim"
     for place in (own, "/tmp/victim", "/dev/shm/victim"): open(place, "w").write("mine")
     subprocess.run(["ipcmk", "-Q"], stdout=subprocess.DEVNULL)
     while not os.path.exists("{w}/go"): time.sleep(0.05)
@@ -154,6 +156,21 @@ fn beside_another(tally: &mut Tally, host: &Host, daemon: u32) {
         assert!(!seen.contains("victim"), "{seen}");
         assert!(!seen.contains("0x"), "{seen}");
     });
+    tally.case("each owner has a builder of his own, and it sees his caches alone", || {
+        let id = |file: &str| -> u32 {
+            let text = fs::read_to_string(dir.join(file)).expect("both were built");
+            text.parse().expect("a number")
+        };
+        let (hers, his) = (id("hers"), id("his"));
+        assert!(hers != his && [hers, his].iter().all(|id| BUILDERS.contains(id)), "{hers} {his}");
+        let caches = host.state().join("packages/of");
+        for (owner, id) in [(GAMES, hers), (OTHER, his)] {
+            let cache = caches.join(format!("uid-{owner}")).metadata().expect("his caches");
+            assert_eq!(cache.uid(), id);
+        }
+        let saw = |owner: u32| seen.lines().any(|line| line.ends_with(&format!("of/uid-{owner}")));
+        assert!(saw(OTHER) && !saw(GAMES), "{seen}");
+    });
     tally.case("nothing that it left runs once its environment is recorded", || {
         let lines = fs::read_dir("/proc").expect("processes").flatten();
         let mut lines = lines.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -168,6 +185,14 @@ fn beside_another(tally: &mut Tally, host: &Host, daemon: u32) {
     tally.case("the other is built as if it were alone", || {
         assert_eq!(state, "Completed", "{}", why(&hers));
         assert_eq!(host.ctl(&["logs", &hers]).stdout, "1\n");
+    });
+    tally.case("what packages of one have written is given to no other", || {
+        let same = submitted(host, OTHER, "python -c 'import slow; print(slow.x)'", &needs(&victim));
+        assert_eq!(host.wait_for(&same, ENDED), "Completed", "{}", why(&same));
+        assert_eq!(begun(&dir), 3, "it was built for him");
+        let again = submitted(host, GAMES, "echo again", &needs(&victim));
+        assert_eq!(host.wait_for(&again, ENDED), "Completed", "{}", why(&again));
+        assert_eq!(begun(&dir), 3, "hers is there");
     });
     tally.case("all of it is the daemon's", || is_the_daemons(host, daemon));
 }

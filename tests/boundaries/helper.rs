@@ -15,8 +15,8 @@ use agent_tests::{Host, SOON, bounds, eventually};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::boundaries::split::{ask, at_helper, job_dir, of_user, says};
-use crate::boundaries::users::{ENDED, GAMES, NOBODY, submitted, witness};
+use crate::boundaries::split::{ask, at_helper, job_dir, of_users, says};
+use crate::boundaries::users::{BUILDERS, ENDED, GAMES, NOBODY, submitted, witness};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -212,12 +212,9 @@ fn verbs(tally: &mut Tally, _: &Scale) {
         });
     }
     tally.case("nobody is left of it", || {
-        eventually("builders end with their helper", SOON, || of_user(BUILDER).is_empty().then_some(()));
+        eventually("builders end with their helper", SOON, || of_users(BUILDERS).is_empty().then_some(()));
     });
 }
-
-/// The user of builders.
-const BUILDER: u32 = 2_000_000_000;
 
 /// Has so many connections that say nothing, and opens another for each that is closed.
 const FLOOD: &str = r#"
@@ -316,6 +313,10 @@ pub(crate) fn slow_package(host: &Host, name: &str, witness: &Path, build: &str)
     let project = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n\
                    [project]\nname = 'slow'\nversion = '1'\n";
     fs::write(package.join("pyproject.toml"), project).expect("a file");
+    // Builders of several users write there.
+    let begun = witness.join("begun");
+    fs::File::options().create(true).append(true).open(&begun).expect("a file");
+    fs::set_permissions(&begun, Permissions::from_mode(0o666)).expect("its own file");
     let backend = format!(
         r#"import os, subprocess, sys, time, zipfile
 def build_wheel(directory, config_settings=None, metadata_directory=None):
@@ -356,7 +357,7 @@ fn away(tally: &mut Tally, _: &Scale) {
         let job = submitted(&host, GAMES, "python -c 'import slow; print(slow.x)'", &needs(&package));
         eventually("it is built", SOON, || (begun(&dir) == 1).then_some(()));
         helper.kill();
-        eventually("the build ends with its helper", SOON, || of_user(BUILDER).is_empty().then_some(()));
+        eventually("the build ends with its helper", SOON, || of_users(BUILDERS).is_empty().then_some(()));
         helper = Helper::start(host.home(), &host.state());
         let state = host.wait_for(&job, ENDED);
         assert_eq!(state, "Completed", "{}", host.ctl(&["why", &job]).stdout);

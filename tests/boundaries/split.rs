@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "starts the helper, and is who attacks it")]
 
 use std::fs::{self, Permissions};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -18,7 +19,9 @@ use agent_tests::{Host, SOON, copy_program, eventually, root};
 use serde_json::{Value, json};
 
 use crate::boundaries::prey::{VANDAL, is_whole};
-use crate::boundaries::users::{ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, submitted, witness};
+use crate::boundaries::users::{
+    ENDED, GAMES, NOBODY, hostile_package, is_a_builders, is_the_daemons, submitted, witness,
+};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -201,10 +204,7 @@ fn elsewhere(tally: &mut Tally, _: &Scale) {
         (host.wait_for(&job, ENDED), fs::read_to_string(dir.join("built")).unwrap_or_default());
     tally.case("a package is built by nobody", || {
         let why = host.ctl(&["why", &job]).stdout;
-        assert!(
-            state == "Completed" && built.starts_with("2000000000 2000000000\n"),
-            "{state}: {built}: {why}"
-        );
+        assert!(state == "Completed" && is_a_builders(&built), "{state}: {built}: {why}");
         assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "5\n");
     });
     tally.case("what it made is the daemon's", || is_the_daemons(&host, KEEPER));
@@ -288,10 +288,16 @@ fn fetched(tally: &mut Tally, host: &Host) {
     let _ = server.wait();
 }
 
-pub(crate) fn of_user(uid: u32) -> Vec<PathBuf> {
+fn of_user(uid: u32) -> Vec<PathBuf> {
+    of_users(uid..=uid)
+}
+
+/// The processes of these users.
+pub(crate) fn of_users(uids: RangeInclusive<u32>) -> Vec<PathBuf> {
     let entries = fs::read_dir("/proc").expect("a directory").flatten().map(|entry| entry.path());
-    let is_its =
-        |path: &PathBuf| path.join("stat").exists() && path.metadata().is_ok_and(|found| found.uid() == uid);
+    let is_its = |path: &PathBuf| {
+        path.join("stat").exists() && path.metadata().is_ok_and(|found| uids.contains(&found.uid()))
+    };
     entries.filter(is_its).collect()
 }
 
@@ -378,6 +384,11 @@ fn of_processes(helper: u32, daemon: u32) -> Vec<Order> {
     let supervise = |replica: &str, uid: u32, fds: &[&str]| json!({"verb": {"supervise": {"replica": replica, "uid": uid}}, "fds": fds});
     let kill = |groups: &[&str], mark: &str| json!({"verb": {"kill": {"groups": groups, "mark": mark, "within_ms": 1000}}});
     let build = |fds: &[&str]| json!({"verb": {"build": {"argv": ["/usr/bin/id"], "env": [], "cwd": "/", "nice": 0}}, "fds": fds});
+    let build_as = |owner: &str, sees: &str| {
+        let program = json!({
+            "argv": ["/usr/bin/id"], "env": [], "cwd": "/", "nice": 0, "owner": owner, "sees": [sees]});
+        json!({"verb": {"build": program}, "fds": ["/dev/null", "pipe", "pipe"]})
+    };
     let scope = |pid: u32| {
         json!({"verb": {"enclose": {"pid": pid, "scope": {"job": {
             "replica": "a.1.0", "instance": "0123456789", "metadata": false}}}}})
@@ -395,6 +406,13 @@ fn of_processes(helper: u32, daemon: u32) -> Vec<Order> {
         ("more descriptors than there is room", supervise("a.1.0", 2_000_000_001, &["pipe"; 9])),
         ("a builder that writes to files", build(&["/dev/null", "/dev/null", "/dev/null"])),
         ("a builder without streams", build(&[])),
+        ("a builder of nobody", build_as("nobody", "envs/pip-1")),
+        ("a builder of what is no owner", build_as("../../jobs", "envs/pip-1")),
+        ("a builder of whom the caches do not belong to", build_as("daemon", "envs/pip-1")),
+        ("a builder that sees the secrets", build_as("ada", "controller/secrets")),
+        ("a builder that sees a link", build_as("ada", "envs/root")),
+        ("an environment for the builder of nobody", give("envs/pip-1", 2_000_000_007)),
+        ("caches of another for a builder", give("packages/of/ada", 2_000_000_009)),
         ("killing the machine's groups", kill(&["/sys/fs/cgroup/system.slice"], uuid)),
         ("killing through dots", kill(&["/sys/fs/cgroup/agentd-x/../init.scope"], uuid)),
         ("killing by another mark", kill(&[], "/")),
@@ -433,6 +451,12 @@ fn attacks(tally: &mut Tally, _: &Scale) {
         std::os::unix::fs::lchown(path, Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
     }
     symlink("/root", state.join("envs/root")).expect("a link");
+    fs::create_dir_all(state.join("envs/pip-1")).expect("a directory");
+    for (owner, uid) in [("ada", 2_000_000_008), ("bob", 2_000_000_009), ("daemon", KEEPER)] {
+        let cache = state.join("packages/of").join(owner);
+        fs::create_dir_all(&cache).expect("a directory");
+        chown(&cache, Some(uid), Some(uid)).expect("giving away needs root");
+    }
     let secret_path = secret.to_str().expect("UTF-8");
     let orders = of_files(secret_path).into_iter().chain(of_processes(helper.pid(), daemon));
     for (what, order) in orders {

@@ -85,6 +85,8 @@ struct Becoming {
     other: Option<(u32, PathBuf)>,
     /// The directories that it sees of that one.
     sees: Vec<PathBuf>,
+    /// The owner of jobs whose builder it is.
+    owner: Option<String>,
 }
 
 impl Becoming {
@@ -194,14 +196,22 @@ impl Command {
     #[must_use]
     pub fn run_as(mut self, shim: &Path, id: u32, state_dir: &Path) -> Command {
         let (shim, other) = (shim.to_owned(), Some((id, state_dir.to_owned())));
-        self.becomes = Some(Becoming { shim, other, sees: Vec::new() });
+        self.becomes = Some(Becoming { shim, other, sees: Vec::new(), owner: None });
         self
     }
 
     /// The processes it starts are killed with it. `shim` is the path of `agent-shim`, which does that.
     #[must_use]
     pub fn alone(mut self, shim: &Path) -> Command {
-        self.becomes = Some(Becoming { shim: shim.to_owned(), other: None, sees: Vec::new() });
+        let shim = shim.to_owned();
+        self.becomes = Some(Becoming { shim, other: None, sees: Vec::new(), owner: None });
+        self
+    }
+
+    /// It is the builder of this owner of jobs: the helper uses his number.
+    #[must_use]
+    pub fn of_owner(mut self, owner: &str) -> Command {
+        self.becomes.iter_mut().for_each(|becomes| becomes.owner = Some(owner.to_owned()));
         self
     }
 
@@ -449,6 +459,7 @@ impl Command {
             nice: self.nice,
             memory: self.within.as_ref().map(|limited| limited.limit()),
             sees: becomes.seen(&self.cwd),
+            owner: becomes.owner.clone(),
         };
         let ask = move || agent_spawn::ask_for_builder(&program, streams);
         let asked = agent_blocking::blocking(ask).await;

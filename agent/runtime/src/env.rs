@@ -34,6 +34,7 @@ mod install;
 mod interpreter;
 mod kept;
 mod marker;
+mod owners;
 mod pip;
 mod pip_output;
 mod pip_settings;
@@ -67,9 +68,10 @@ pub use error::{AcquireError, OpenEnvError};
 pub use fake::{Script, Scripted};
 pub use image::{GpuVerdict, judge_gpu};
 pub use kept::{Kept, RemoveError};
+pub use owners::OwnerBuilders;
 pub use progress::describe;
 
-use cache::EnvCache;
+use cache::{EnvCache, Left};
 use conda::Conda;
 use curated::Curated;
 pub(crate) use engine::Ear;
@@ -89,6 +91,13 @@ pub trait EnvBuilder: Send + Sync + 'static {
     /// The identity of the environment as one text: the specification, the interpreter, the platform, the version of
     /// the builder. Cheap when repeated, because every job asks.
     fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>>;
+
+    /// Whether code of packages writes the environment: then it belongs to one owner of jobs. Other environments are
+    /// written by the daemon's own programs from what has the expected digest, and shared by all.
+    fn runs_packages(&self, spec: &EnvSpec) -> bool {
+        let _ = spec;
+        false
+    }
 
     /// The variables that the specification sets for commands in the environment; not part of its identity.
     fn variables(&self, spec: &EnvSpec) -> BTreeMap<String, String> {
@@ -125,7 +134,13 @@ pub struct Environments {
     images: Option<Arc<Images>>,
     cache: EnvCache,
     flights: Arc<SingleFlights>,
+    owners: Option<Arc<OwnerBuilders>>,
+    common: Option<Builder>,
+    owner: Arc<str>,
 }
+
+/// Who builds what the operator of the node has defined, which all users share.
+const OPERATOR: &str = "operator";
 
 impl Environments {
     /// Opens the directory and wipes what killed builders left half-built. Blocks.
@@ -164,7 +179,7 @@ impl Environments {
     ) -> Result<Environments, OpenEnvError> {
         let cache = EnvCache::open(&config.root, config.writable)?;
         let engine = Engine::new(Arc::new(config.clone()));
-        let flights = Arc::new(SingleFlights::new(config.stall, config.memory, config.builder.clone()));
+        let flights = Arc::new(SingleFlights::new(config.stall, config.memory));
         Ok(Environments {
             builders,
             interpreters,
@@ -173,7 +188,16 @@ impl Environments {
             images: None,
             cache,
             flights,
+            owners: config.owners.clone(),
+            common: config.builder.clone(),
+            owner: OPERATOR.into(),
         })
+    }
+
+    /// The same for an owner of jobs. What code of packages has written he shares with nobody, unless the operator of
+    /// the node has defined it.
+    pub fn of(&self, owner: &str) -> Environments {
+        Environments { owner: owner.into(), ..self.clone() }
     }
 
     /// The interpreters of this node that jobs can name and that work, best first. Each is asked once, so this is
@@ -200,14 +224,10 @@ impl Environments {
         told: &'a watch::Sender<Option<Progress>>,
     ) -> BoxFuture<'a, Result<EnvLease, AcquireError>> {
         async move {
-            let named;
-            let spec = match spec {
-                EnvSpec::Named { reference } => {
-                    named = self.curated.resolve(reference)?;
-                    &named
-                }
-                other => other,
-            };
+            if let EnvSpec::Named { reference } = spec {
+                let (named, operators) = (self.curated.resolve(reference)?, self.of(OPERATOR));
+                return operators.acquire(&named, log, told).await;
+            }
             match (&self.images, spec) {
                 (Some(images), EnvSpec::Image { image, conda: Some(document) }) => {
                     self.compose(images, spec, image, document, log, told).await
@@ -230,7 +250,13 @@ impl Environments {
         log: &Path,
         told: &watch::Sender<Option<Progress>>,
     ) -> Result<EnvLease, AcquireError> {
-        let place = self.cache.place(spec.kind(), &builder.identity(spec).await?);
+        let identity = builder.identity(spec).await?;
+        let owners = self.owners.as_ref().filter(|_| builder.runs_packages(spec));
+        let place = match owners {
+            Some(_) => self.cache.place(spec.kind(), &format!("{identity}\nof {}", self.owner)),
+            None => self.cache.place(spec.kind(), &identity),
+        };
+        let who = || self.who(owners);
         let mut took = None;
         loop {
             if let Some(lease) = place.lease(took)? {
@@ -239,7 +265,9 @@ impl Environments {
                     damage => damage,
                 };
                 let Some(damage) = damage else {
-                    self.flights.look_after(&place, &lease);
+                    if place.left(&lease) != Left::default() {
+                        self.flights.look_after(&place, &lease, who().await?);
+                    }
                     return Ok(lease.with_variables(builder.variables(spec)));
                 };
                 place.condemn()?;
@@ -249,11 +277,19 @@ impl Environments {
                     &format!("{} was changed since it was built: {damage}; it is built anew\n", lease.key()),
                 );
             }
-            let flight = SingleFlights::join(&self.flights, &place, builder, spec)?;
+            let flight = SingleFlights::join(&self.flights, &place, builder, spec, who().await?)?;
             if let Made::Anew(time) = flight.follow(log, told).await? {
                 took = Some(took.unwrap_or_default() + time);
             }
         }
+    }
+
+    /// Who runs code of packages, if that is not the daemon's user.
+    async fn who(&self, owners: Option<&Arc<OwnerBuilders>>) -> Result<Option<Builder>, AcquireError> {
+        let Some(owners) = owners else { return Ok(self.common.clone()) };
+        let (owners, owner) = (owners.clone(), self.owner.clone());
+        let given = agent_blocking::blocking_io(move || owners.of(&owner)).await;
+        given.map(Some).map_err(AcquireError::io("find a builder for", Path::new(&*self.owner)))
     }
 
     /// An image with a conda environment of this machine: two environments, each of which may be shared with others,
@@ -322,8 +358,8 @@ impl Environments {
         self.cache.pin(key, pinned)
     }
 
-    /// Removes packages from the cache that no environment shares and that were unused for this long, and remains of
-    /// killed builds and removals. Returns how many bytes that freed.
+    /// Removes packages from the cache that no environment shares and that were unused for this long, the caches of
+    /// installers of owners for whom nothing was built as long, and remains of killed builds and removals. Returns how many bytes that freed.
     pub fn sweep(&self, unused_for: Duration) -> BoxFuture<'_, Result<u64, AcquireError>> {
         async move {
             // Removed environments first: packages that only they share are no longer needed.
@@ -332,7 +368,11 @@ impl Environments {
             if let Err(error) = emptied {
                 tracing::warn!(%error, "cannot remove all of cache entry");
             }
-            self.engine.sweep(unused_for).await
+            let freed = self.engine.sweep(unused_for).await?;
+            let Some(owners) = self.owners.clone() else { return Ok(freed) };
+            let caches = agent_blocking::blocking_io(move || owners.sweep(unused_for)).await;
+            let fail = AcquireError::io("sweep", Path::new("packages/of"));
+            Ok(freed + caches.map_err(fail)?)
         }
         .boxed()
     }

@@ -33,7 +33,7 @@ use crate::limits::{HelperLimits, LimitError};
 use crate::memory::{BuilderGate, Limit};
 use crate::silent::{HelperClient, Silent, SilentConnection};
 use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
-use crate::{Program, Scope, copies, files, scope, start};
+use crate::{Program, Scope, copies, files, owners, scope, start};
 
 /// Connections that asked for something at a time: each supervisor that this helper started has one until it ends.
 const MOST: usize = 4096;
@@ -48,7 +48,7 @@ const STACK: usize = 1 << 20;
 const LONGEST_KILL: Duration = Duration::from_secs(60);
 
 /// Why a verb was not done.
-enum Undone {
+pub(crate) enum Undone {
     Refused(LimitError),
     Failed(io::Error),
 }
@@ -183,7 +183,7 @@ fn obey(
 }
 
 /// A directory in one of the trees, through no link.
-fn open(limits: &HelperLimits, path: &Path) -> Result<OwnedFd, Undone> {
+pub(crate) fn open(limits: &HelperLimits, path: &Path) -> Result<OwnedFd, Undone> {
     let path = limits.tree(path)?;
     let state = agent_fs::open_directory(&limits.state_dir)?;
     Ok(agent_fs::open_beneath(state, path, OFlags::DIRECTORY, Mode::empty(), Links::Never)?)
@@ -191,8 +191,12 @@ fn open(limits: &HelperLimits, path: &Path) -> Result<OwnedFd, Undone> {
 
 fn give(limits: &HelperLimits, path: &Path, uid: u32, kind: GivenPart) -> Result<RootAnswer, Undone> {
     let user = limits.user(uid)?;
-    // Users of single jobs have nothing but what the daemon gave them. What belongs to a person is given to nobody.
-    let is_due = |uid| uid == limits.keeper.0 || limits.job_uids.contains(&uid);
+    owners::may_lend(limits, path, uid)?;
+    // Users of single jobs have nothing but what the daemon gave them. What belongs to a person is given to nobody, and
+    // what belongs to the builder of one owner to no other.
+    let is_due = |of| {
+        of == limits.keeper.0 || of == uid || limits.job_uids.contains(&of) && !limits.is_of_an_owner(of)
+    };
     files::give(&open(limits, path)?, (user.uid, user.gid), &is_due, kind)?;
     Ok(RootAnswer::Done)
 }
@@ -234,10 +238,14 @@ fn build(limits: &HelperLimits, program: &Program, descriptors: Vec<OwnedFd>) ->
         return Err(LimitError::Descriptors.into());
     }
     for tree in &program.sees {
-        limits.tree(tree)?;
+        open(limits, tree)?;
     }
+    let uid = match &program.owner {
+        Some(owner) => owners::builder_of(limits, owner)?,
+        None => limits.builder(),
+    };
     let mut gate = BuilderGate::new()?;
-    let mut command = start::builder(limits, program, &gate.path())?;
+    let mut command = start::builder(limits, uid, program, &gate.path())?;
     command.stdin(input).stdout(output).stderr(error).process_group(0);
     let mut child = command.spawn()?;
     let pid = child.id() as i32;

@@ -26,6 +26,7 @@ mod files;
 pub mod helper;
 pub mod limits;
 mod memory;
+mod owners;
 mod scope;
 mod silent;
 mod start;
@@ -235,6 +236,9 @@ pub struct Program {
     /// What it sees of the state directory, relative to that.
     #[serde(default)]
     pub sees: Vec<PathBuf>,
+    /// The directory in `packages/of` of the owner whose builder runs it; absent, it is the first of all builders.
+    #[serde(default)]
+    pub owner: Option<String>,
 }
 
 /// Has the helper run a program as the user of builders, with these as its standard streams; `None` without a helper.

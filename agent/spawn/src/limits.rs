@@ -28,7 +28,7 @@ pub struct HelperLimits {
     pub state_dir: PathBuf,
     /// The daemon's user and group.
     pub keeper: (u32, u32),
-    /// User numbers for single jobs; the first is that of builders.
+    /// User numbers for single jobs; the first of them are those of builders ([`builders`]).
     pub job_uids: RangeInclusive<u32>,
     /// System accounts that jobs may run as all the same.
     pub accounts: Vec<u32>,
@@ -54,6 +54,9 @@ pub enum LimitError {
     /// Jobs may not run as this user.
     #[error("jobs may not run as user {0}")]
     User(u32),
+    /// An owner has no builder, or his caches are not his.
+    #[error("`{0}` is no owner of a builder")]
+    Owner(String),
     /// It is not the name of a replica.
     #[error("`{0}` names no replica")]
     Replica(String),
@@ -68,10 +71,25 @@ pub enum LimitError {
     Descriptors,
 }
 
+/// The numbers of `job_uids` that builders have: a sixteenth, or of few numbers up to half. The first of all works for no
+/// owner.
+pub fn builders(job_uids: &RangeInclusive<u32>) -> RangeInclusive<u32> {
+    const FEW: u32 = 16;
+    let (first, all) =
+        (*job_uids.start(), job_uids.end().saturating_sub(*job_uids.start()).saturating_add(1));
+    let some = (all / 16).max(FEW.min(all / 2)).max(1);
+    first..=first + some - 1
+}
+
 impl HelperLimits {
-    /// The user of builders.
+    /// The user of builders that work for no owner.
     pub fn builder(&self) -> u32 {
         *self.job_uids.start()
+    }
+
+    /// Whether it is a number for the builder of one owner.
+    pub(crate) fn is_of_an_owner(&self, uid: u32) -> bool {
+        uid != self.builder() && builders(&self.job_uids).contains(&uid)
     }
 
     /// Whether a job or a builder may run as this user.
@@ -141,10 +159,10 @@ impl HelperLimits {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn limits() -> HelperLimits {
+    pub(crate) fn limits() -> HelperLimits {
         HelperLimits {
             state_dir: "/var/lib/agentd".into(),
             keeper: (990, 990),
@@ -173,6 +191,18 @@ mod tests {
         assert_eq!(HelperLimits { root_jobs: true, ..limits.clone() }.may_be(0), Ok(()));
         assert_eq!(limits.user(2_000_000_007).unwrap().groups, Vec::<u32>::new());
         assert!(limits.user(59_998).is_err(), "nobody has this number");
+    }
+
+    #[test]
+    fn test_builders_and_jobs_have_numbers_of_one_range() {
+        for (all, last) in [
+            (2_000_000_000..=2_000_065_535, 2_000_004_095),
+            (1000..=1099, 1015),
+            (1000..=1009, 1004),
+            (1000..=1001, 1000),
+        ] {
+            assert_eq!(builders(&all), *all.start()..=last);
+        }
     }
 
     #[test]

@@ -29,12 +29,13 @@ pub fn supervisor(shim: &Path, dir: &Path, assigned: Option<&Assigned>) -> Comma
 #[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
 pub(crate) fn builder(
     limits: &HelperLimits,
+    uid: u32,
     program: &Program,
     gate: &Path,
 ) -> Result<Command, serde_json::Error> {
     let room = BuilderRoom { state_dir: Some(limits.state_dir.clone()), sees: program.sees.clone() };
     let mut command = Command::new(&limits.shim);
-    command.arg(AS).arg(limits.builder().to_string()).arg(serde_json::to_string(&room)?);
+    command.arg(AS).arg(uid.to_string()).arg(serde_json::to_string(&room)?);
     command.args(&program.argv).env_clear();
     command.envs(program.env.iter().map(|(name, value)| (format!("{FOR_PROGRAM}{name}"), value)));
     command.env(WORKS_IN, &program.cwd).env(FILES, limits.files.to_string()).current_dir("/");

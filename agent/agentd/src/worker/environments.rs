@@ -84,6 +84,7 @@ pub(crate) fn settings(
         // A job of another user cannot write to them.
         hard_links: config.keeps_jobs_out() || kept_out,
         writable: !agent_spawn::serves_others() && !kept_out,
+        owners: users::owner_builders(config, shim).map(Arc::new),
         builder: users::builder(config, shim),
         shim: Some(shim.to_owned()),
         docker: Some(Docker::at(&config.devices.docker_socket)),

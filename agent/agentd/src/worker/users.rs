@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent_model::{Code, Fault, Principal, ReplicaId};
-use agent_runtime::env::Builder;
+use agent_runtime::env::{Builder, OwnerBuilders};
 use agent_shim::JobDir;
 use parking_lot::Mutex;
 use tracing::warn;
@@ -174,9 +174,9 @@ fn is_roots(record: &Record) -> bool {
     matches!(record.spec.owner, Some(Principal::Local { uid: 0 }))
 }
 
-/// The uids for runs: the first of the range is that of builders.
+/// The uids for runs: the first of the range are those of builders.
 fn runs(config: &Config) -> RangeInclusive<u32> {
-    config.jobs.uids.start() + 1..=*config.jobs.uids.end()
+    agent_spawn::limits::builders(&config.jobs.uids).end() + 1..=*config.jobs.uids.end()
 }
 
 /// The user that builds environments, if that is not the daemon's own.
@@ -185,11 +185,28 @@ pub(crate) fn builder(config: &Config, shim: &Path) -> Option<Builder> {
         return None;
     }
     let id = *config.jobs.uids.start();
-    if !are_here(&(id..=id), &uid_map()) {
+    if !are_here(&agent_spawn::limits::builders(&config.jobs.uids), &uid_map()) {
         warn!(id, "builders run as root: the machine has no such user; configure `job_uids`");
         return None;
     }
-    Some(Builder { id, shim: shim.to_owned(), state_dir: config.state_dir.clone() })
+    Some(Builder { id, shim: shim.to_owned(), state_dir: config.state_dir.clone(), owned: None })
+}
+
+/// The users that build for one owner each, if that is not the daemon's own.
+pub(crate) fn owner_builders(config: &Config, shim: &Path) -> Option<OwnerBuilders> {
+    let common = builder(config, shim)?;
+    let uids = agent_spawn::limits::builders(&config.jobs.uids);
+    Some(OwnerBuilders::new(common, uids, &config.state_dir.join("packages")))
+}
+
+/// How the owner of a job is called among those that builders work for.
+pub(crate) fn owner_name(owner: Option<&Principal>) -> String {
+    match owner {
+        Some(Principal::Local { uid }) => format!("uid-{uid}"),
+        Some(Principal::User { name }) => format!("user-{name}"),
+        Some(Principal::Node { name }) => format!("node-{name}"),
+        None => "unknown".to_owned(),
+    }
 }
 
 /// The uids that this machine has; in a user namespace they may be few.

@@ -33,7 +33,6 @@ const NICE: i32 = 19;
 /// The environments that are being worked on.
 #[derive(Debug, Default)]
 pub(super) struct Aftercare {
-    builder: Option<Builder>,
     running: Mutex<Running>,
 }
 
@@ -44,13 +43,8 @@ struct Running {
 }
 
 impl Aftercare {
-    /// With the user whose Python compiles.
-    pub(super) fn by(builder: Option<Builder>) -> Aftercare {
-        Aftercare { builder, running: Mutex::default() }
-    }
-
-    /// Does the remaining work for an environment, unless it is being done.
-    pub(super) fn start(&self, place: &EnvDir, left: Left) {
+    /// Does the remaining work for an environment, unless it is being done. `who` runs the Python that compiles.
+    pub(super) fn start(&self, place: &EnvDir, left: Left, who: Option<Builder>) {
         if left == Left::default() {
             return;
         }
@@ -58,7 +52,7 @@ impl Aftercare {
         while running.tasks.try_join_next().is_some() {}
         running.by_name.retain(|_, task| !task.is_finished());
         if !running.by_name.contains_key(place.name()) {
-            let task = running.tasks.spawn(look_after(place.clone(), left, self.builder.clone()).boxed());
+            let task = running.tasks.spawn(look_after(place.clone(), left, who).boxed());
             running.by_name.insert(place.name().to_owned(), task);
         }
     }

@@ -111,6 +111,11 @@ impl BuildWorkspace {
         }
     }
 
+    /// Who runs other people's code here, if that is not the daemon's user.
+    pub(super) fn builder(&self) -> Option<&Builder> {
+        self.builder.as_ref()
+    }
+
     /// Gives all files that were made here to the daemon. Blocks: looks at each file.
     pub(super) fn take_back(&self) -> io::Result<()> {
         self.builder.as_ref().map_or(Ok(()), |builder| builder.take_back(&self.prefix))

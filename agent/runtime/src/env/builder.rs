@@ -10,6 +10,7 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use agent_command::Command;
 use agent_spawn::GivenPart;
@@ -23,12 +24,27 @@ pub struct Builder {
     pub shim: PathBuf,
     /// The state directory, of which it sees what it works on.
     pub state_dir: PathBuf,
+    /// The owner of jobs that it builds for, and his caches; absent where it works for nobody in particular.
+    pub owned: Option<Arc<OwnerCache>>,
+}
+
+/// The caches of the installers of one owner. It is not removed while somebody holds it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OwnerCache {
+    /// The name of its directory.
+    pub(super) name: String,
+    /// The directory.
+    pub(super) dir: PathBuf,
 }
 
 impl Builder {
     /// Makes a command run as this user.
     pub(crate) fn runs(&self, command: Command) -> Command {
-        command.run_as(&self.shim, self.id, &self.state_dir)
+        let command = command.run_as(&self.shim, self.id, &self.state_dir);
+        match &self.owned {
+            Some(cache) => command.of_owner(&cache.name).sees(&cache.dir),
+            None => command,
+        }
     }
 
     /// Lets it add, replace and remove files in a directory; but not change those that are there already, which
@@ -64,7 +80,7 @@ mod tests {
     const ID: u32 = 2_000_000_000;
 
     fn builder() -> Builder {
-        Builder { id: ID, shim: PathBuf::new(), state_dir: PathBuf::new() }
+        Builder { id: ID, shim: PathBuf::new(), state_dir: PathBuf::new(), owned: None }
     }
 
     fn uid(path: &Path) -> u32 {

@@ -236,6 +236,10 @@ impl EnvBuilder for Conda {
         .boxed()
     }
 
+    fn runs_packages(&self, spec: &EnvSpec) -> bool {
+        Order::read(spec).is_ok_and(|order| !order.pip().is_empty())
+    }
+
     fn variables(&self, spec: &EnvSpec) -> BTreeMap<String, String> {
         Order::read(spec).map(|order| order.file.variables).unwrap_or_default()
     }

@@ -15,6 +15,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::builder::Builder;
+use super::owners::OwnerBuilders;
 use crate::docker::Docker;
 
 /// The directory of environments, and the settings of their builders.
@@ -22,7 +23,8 @@ use crate::docker::Docker;
 pub struct EnvConfig {
     /// The directory that contains them, absolute; created if absent.
     pub root: PathBuf,
-    /// The packages that builds share: `conda/`, `uv/` and `pip/` below it. On the same file system as the root, or
+    /// The packages: `conda/`, which environments share, and the caches of installers, in `of/` those of each owner, or
+    /// `uv/` and `pip/` of the daemon's own user. On the same file system as the root, or
     /// every file of an environment is a copy.
     pub packages: PathBuf,
     /// Where interpreters are looked for, as in `PATH`; also the `PATH` of builders.
@@ -48,8 +50,10 @@ pub struct EnvConfig {
     pub hard_links: bool,
     /// Jobs can write to environments, so each is compared with its recorded content before it is used.
     pub writable: bool,
-    /// The user that installers and interpreters run as; the daemon's own user when absent.
+    /// The user that interpreters run as, and what works for no owner of jobs; the daemon's own user when absent.
     pub builder: Option<Builder>,
+    /// The users that installers run as, one for each owner of jobs; the daemon's own user when absent.
+    pub owners: Option<Arc<OwnerBuilders>>,
     /// The supervisor's program, which ends all that an installer of the daemon's own user leaves; absent, nobody does.
     pub shim: Option<PathBuf>,
     /// The container engine; without it environments that are images are refused.
@@ -115,6 +119,7 @@ impl EnvConfig {
             hard_links: false,
             writable: !agent_spawn::serves_others(),
             builder: None,
+            owners: None,
             shim: None,
             docker: None,
             registry_credentials: None,

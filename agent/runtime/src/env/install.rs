@@ -26,9 +26,6 @@ const INSTALL: &str = "installing packages";
 const CHECK: &str = "checking that packages fit each other";
 const MISFIT: &str = "warning: packages do not fit each other";
 
-/// The caches of installers, beside that of the conda engine.
-const CACHES: [&str; 2] = ["uv", "pip"];
-
 /// How large the hashes of a lock may be, in bytes: a lock must stay readable.
 const HASHES: usize = 512 << 10;
 
@@ -92,7 +89,6 @@ impl Installer {
     ) -> Result<Vec<String>, AcquireError> {
         let scratch = scratch(workspace);
         fs::create_dir_all(&scratch).map_err(AcquireError::io("create", &scratch))?;
-        self.own_caches()?;
         let list = workspace.prefix().join(LIST);
         let text = wanted.lines.join("\n") + "\n";
         let write = || {
@@ -240,7 +236,6 @@ impl Installer {
         stdlib: &Path,
         workspace: &BuildWorkspace,
     ) -> Result<(), AcquireError> {
-        self.own_caches()?;
         let Some(wheel) = bundled_pip(stdlib) else {
             workspace.say("note: this interpreter brings no pip, so the environment has none");
             return Ok(());
@@ -256,13 +251,10 @@ impl Installer {
         Ok(())
     }
 
-    /// Makes the caches of the builder where they are missing.
-    fn own_caches(&self) -> Result<(), AcquireError> {
-        let Some(builder) = &self.config.builder else { return Ok(()) };
-        let mut caches = CACHES.iter().map(|name| self.config.packages.join(name));
-        caches.try_for_each(|cache| {
-            builder.own(&cache).map_err(AcquireError::io("give to its builder", &cache))
-        })
+    /// Where the caches of installers are: those of the owner that is built for, if he has his own.
+    fn caches<'a>(&'a self, workspace: &'a BuildWorkspace) -> &'a Path {
+        let owned = workspace.builder().and_then(|builder| builder.owned.as_ref());
+        owned.map_or(&self.config.packages, |cache| &cache.dir)
     }
 
     fn of_uv(&self, found: &Found, workspace: &BuildWorkspace) -> Command {
@@ -270,7 +262,7 @@ impl Installer {
         // files of a cache that builders own.
         let link = if self.config.hard_links && self.config.builder.is_none() { "hardlink" } else { "copy" };
         let command = Command::new(&found.program).envs([
-            ("UV_CACHE_DIR", self.config.packages.join("uv")),
+            ("UV_CACHE_DIR", self.caches(workspace).join("uv")),
             ("UV_PYTHON", workspace.prefix().join("bin/python")),
         ]);
         let offline = if self.config.conda.offline { "1" } else { "0" };
@@ -285,7 +277,7 @@ impl Installer {
 
     fn of_pip(&self, workspace: &BuildWorkspace) -> Command {
         let command = Command::new(workspace.prefix().join("bin/python"));
-        let command = command.envs([("PIP_CACHE_DIR", self.config.packages.join("pip"))]);
+        let command = command.envs([("PIP_CACHE_DIR", self.caches(workspace).join("pip"))]);
         let command = command.envs([("PIP_ROOT_USER_ACTION", "ignore")]);
         command.args(["-m", "pip", "--disable-pip-version-check"])
     }
@@ -300,11 +292,11 @@ impl Installer {
     ) -> Command {
         let path = format!("{}:{}", workspace.prefix().join("bin").display(), self.config.path);
         let scratch = scratch(workspace);
-        let home = self.config.builder.as_ref().map(|_| ("HOME", &scratch));
-        let command = self.config.apart(command);
-        let caches = CACHES.map(|name| self.config.packages.join(name));
-        let made = caches.iter().filter(|cache| cache.is_dir());
-        let command = made.fold(command, |command, cache| command.sees(cache));
+        let home = workspace.builder().map(|_| ("HOME", &scratch));
+        let command = match workspace.builder() {
+            Some(builder) => builder.runs(command),
+            None => self.config.apart(command),
+        };
         command
             .envs(&self.config.vars)
             .envs(&wanted.vars)

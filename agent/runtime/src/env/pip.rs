@@ -74,6 +74,10 @@ impl EnvBuilder for Pip {
         matches!(spec, EnvSpec::Pip { .. })
     }
 
+    fn runs_packages(&self, _: &EnvSpec) -> bool {
+        true
+    }
+
     fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>> {
         async move {
             let (python, requirements) = parts(spec)?;

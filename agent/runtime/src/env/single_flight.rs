@@ -52,7 +52,6 @@ pub(super) struct SingleFlights {
     broken: Mutex<HashMap<String, (u64, u32)>>,
     stall: Duration,
     memory: u64,
-    builder: Option<Builder>,
     aftercare: Aftercare,
 }
 
@@ -62,20 +61,19 @@ enum SingleFlight {
 }
 
 impl SingleFlights {
-    pub(super) fn new(stall: Duration, memory: u64, builder: Option<Builder>) -> SingleFlights {
+    pub(super) fn new(stall: Duration, memory: u64) -> SingleFlights {
         SingleFlights {
             by_name: Mutex::default(),
             broken: Mutex::default(),
             stall,
             memory,
-            aftercare: Aftercare::by(builder.clone()),
-            builder,
+            aftercare: Aftercare::default(),
         }
     }
 
     /// Does the remaining work for a new environment, see [`super::aftercare`].
-    pub(super) fn look_after(&self, place: &EnvDir, lease: &EnvLease) {
-        self.aftercare.start(place, place.left(lease));
+    pub(super) fn look_after(&self, place: &EnvDir, lease: &EnvLease, who: Option<Builder>) {
+        self.aftercare.start(place, place.left(lease), who);
     }
 
     /// Stops that work for an environment.
@@ -83,12 +81,14 @@ impl SingleFlights {
         self.aftercare.stop(name);
     }
 
-    /// Joins the build of an environment, or the memory of its failure, or starts a build.
+    /// Joins the build of an environment, or the memory of its failure, or starts a build, in which `who` runs other
+    /// people's code.
     pub(super) fn join(
         flights: &Arc<SingleFlights>,
         place: &EnvDir,
         builder: &Arc<dyn EnvBuilder>,
         spec: &EnvSpec,
+        who: Option<Builder>,
     ) -> Result<Seat, AcquireError> {
         let mut by_name = flights.by_name.lock();
         by_name.retain(|_, flight| flight.is_current());
@@ -100,7 +100,7 @@ impl SingleFlights {
             flights.clone(),
             place.clone(),
             builder.clone(),
-            spec.clone(),
+            (spec.clone(), who),
             transcript.clone(),
         );
         let build = build.boxed().shared();
@@ -117,10 +117,10 @@ impl SingleFlights {
         flights: Arc<SingleFlights>,
         place: EnvDir,
         builder: Arc<dyn EnvBuilder>,
-        spec: EnvSpec,
+        (spec, who): (EnvSpec, Option<Builder>),
         transcript: Arc<Transcript>,
     ) -> Outcome {
-        let outcome = build(&place, builder.as_ref(), &spec, &transcript, &flights).await;
+        let outcome = build(&place, builder.as_ref(), (&spec, who), &transcript, &flights).await;
         let outcome = flights.bounded(place.name(), outcome);
         let mut by_name = flights.by_name.lock();
         by_name.remove(place.name());
@@ -184,7 +184,7 @@ impl SingleFlight {
 async fn build(
     place: &EnvDir,
     builder: &dyn EnvBuilder,
-    spec: &EnvSpec,
+    (spec, who): (&EnvSpec, Option<Builder>),
     transcript: &Arc<Transcript>,
     flights: &SingleFlights,
 ) -> Outcome {
@@ -206,7 +206,7 @@ async fn build(
     let started = Instant::now();
     let prefix = place.prefix().to_owned();
     let (stall, memory) = (flights.stall, flights.memory);
-    let workspace = BuildWorkspace::new(prefix, transcript.clone(), stall, memory, flights.builder.clone());
+    let workspace = BuildWorkspace::new(prefix, transcript.clone(), stall, memory, who);
     let workspace = Arc::new(workspace);
     let mut built = builder.build(spec, &workspace).await;
     for attempt in 1..ATTEMPTS {

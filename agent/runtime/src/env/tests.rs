@@ -398,7 +398,7 @@ async fn test_environment_that_is_there_after_all_is_not_said_to_be_built() {
     let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
     let (builder, place) = (&environments.builders[0], environments.cache.found(lease.key()).unwrap());
     // Like a waiter that found the lock held by another one's look.
-    let flight = SingleFlights::join(&environments.flights, &place, builder, &spec).unwrap();
+    let flight = SingleFlights::join(&environments.flights, &place, builder, &spec, None).unwrap();
     let made = flight.follow(&fixture.path("second"), &nobody()).await.unwrap();
     assert_eq!((made, fixture.log("second").as_str()), (Made::Before, ""));
 }

@@ -28,7 +28,7 @@ use crate::worker::backoff::Backoff;
 use crate::worker::data::Supply;
 use crate::worker::fetch::{self, FetchError, Fetching};
 use crate::worker::prestaged_trees::Wish;
-use crate::worker::{containers, faults, outputs, recover};
+use crate::worker::{containers, faults, outputs, recover, users};
 
 /// How long a store is asked again for blobs that it lacks or holds damaged, after all other sources were asked.
 const DOUBT: Duration = Duration::from_secs(20);
@@ -161,8 +161,10 @@ impl Runner {
         told: &watch::Sender<Option<Progress>>,
     ) -> Result<EnvLease, AcquireError> {
         let (begun, mut backoff) = (Instant::now(), Backoff::default());
+        let owner = users::owner_name(self.record.spec.owner.as_ref());
+        let environments = self.worker.environments.of(&owner);
         loop {
-            let what = match self.worker.environments.acquire(wanted, log, told).await {
+            let what = match environments.acquire(wanted, log, told).await {
                 Err(error) if error.is_waiting() => format!("for the container engine: {error}"),
                 Err(error) if error.is_lack() && begun.elapsed() < LACK_PATIENCE => {
                     format!("for what the node lacks: {}", causes::tell(&error))
