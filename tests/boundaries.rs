@@ -9,6 +9,7 @@
 //! | `builds` | what packages, interpreters and builders leave where environments are made |
 //! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
 //! | `helper` | the helper itself: links, odd and silent connections, deep trees, its absence in the middle of work |
+//! | `gpus` | the device nodes of GPUs of others |
 //! | `own` | a user's own daemon: what hides from it |
 //! | `ports` | who takes the daemon's place at its port |
 //! | `beside` | a job that attacks all it finds, beside those of others |
@@ -21,6 +22,7 @@
 mod beside;
 mod builds;
 mod containers;
+mod gpus;
 mod helper;
 mod links;
 mod own;
@@ -42,6 +44,7 @@ fn rows() -> Vec<&'static Row> {
         builds::ROWS,
         split::ROWS,
         helper::ROWS,
+        gpus::ROWS,
         own::ROWS,
         ports::ROWS,
         beside::ROWS,
@@ -59,7 +62,7 @@ pub(crate) fn suite() -> Suite {
         prepare: || _ = agent_tests::binaries(),
         merge: Part::Rows(&[
             "L1", "L2", "C1", "C2", "U1", "U2", "U10", "U11", "U12", "H1", "H2", "H3", "K1", "K2", "K3",
-            "K4", "O1", "O3", "O4", "A1",
+            "K4", "G1", "O1", "O3", "O4", "A1",
         ]),
         after: &[(ENGINE, Part::Rows(&["U10", "H4", "H5"]))],
         long: &[("O3", 105), ("H1", 45)],

@@ -55,6 +55,8 @@ pub struct Seen {
     pub index: u32,
     /// The stable identifier; empty when the GPU does not even report that.
     pub uuid: String,
+    /// The number in the name of its device node, `/dev/nvidia0` and so on.
+    pub minor: Option<u32>,
     /// The product name.
     pub name: String,
     /// Memory in bytes.

@@ -219,6 +219,7 @@ struct GpuLook {
 impl GpuLook {
     fn all(&mut self, device: &Device<'_>, seen: &mut Seen) {
         seen.name = self.may_lack(|| device.name()).map(|name| tidy(&name)).unwrap_or_default();
+        seen.minor = self.may_lack(|| device.minor_number());
         seen.pci = self.may_lack(|| device.pci_info()).map(|pci| address(&pci.bus_id)).unwrap_or_default();
         (seen.memory, seen.used) = memory(self.must_know(|| device.memory_info()));
         seen.processes = self.processes(device);

@@ -27,8 +27,9 @@ use std::time::Duration;
 use agent_model::{ReplicaId, failpoint};
 
 pub use groups::Groups;
-pub use places::{GroupPlace, places};
+pub use places::{GroupPlace, place_of_devices, places, places_of};
 
+use crate::devices::{self, DeviceNode};
 use crate::record::Limits;
 use crate::sys::Entrances;
 
@@ -90,6 +91,17 @@ pub struct Made {
     pub unmet: Vec<String>,
     /// How a process is started in them.
     pub entrances: Entrances,
+}
+
+impl Made {
+    /// The same, and what will be in the groups cannot open these nodes.
+    #[must_use]
+    pub fn kept_from(mut self, nodes: &[DeviceNode]) -> Made {
+        if let Err(error) = devices::deny(&self.groups, nodes) {
+            self.unmet.push(format!("GPUs of others out of reach: {error}"));
+        }
+        self
+    }
 }
 
 /// The name of the groups of one run. The instance makes it unique, the replica is for people.

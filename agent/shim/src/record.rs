@@ -9,6 +9,7 @@ use std::time::Duration;
 use agent_model::{Boot, ExitStatus, ReplicaId, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::devices::DeviceNode;
 use crate::gang::GangLaunch;
 use crate::kills::KillCount;
 use crate::view::View;
@@ -72,6 +73,9 @@ pub struct Launch {
     /// A port of loopback at which the job finds the daemon: held, so that nobody else takes it while that is away.
     #[serde(default)]
     pub hold_port: Option<u16>,
+    /// The device nodes that it may not open: those of GPUs that it was not given. Ignored in a container.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub denied: Vec<DeviceNode>,
     /// The command is that of a rank of several, and is started by the process that this is handed to.
     #[serde(default)]
     pub gang: Option<GangLaunch>,

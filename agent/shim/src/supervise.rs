@@ -332,13 +332,13 @@ impl Supervisor<'_> {
         if self.launch.container {
             return self.contained();
         }
-        let places = cgroup::places(&self.launch.cgroup.clone().unwrap_or_default());
+        let places = cgroup::places_of(&self.launch);
         let name = cgroup::name_of(&self.hello.replica, &self.hello.instance);
         self.hello.groups = cgroup::paths(&places, &name);
         self.hello.containment = Containment::of(&places).to_string();
         self.hello.kills = KillCount::beside(&places);
         self.dir.write_hello(&self.hello)?;
-        let made = cgroup::make(&places, &name, self.launch.limits);
+        let made = cgroup::make(&places, &name, self.launch.limits).kept_from(&self.launch.denied);
         self.notes.say(format_args!("contained by {}", made.containment));
         for unmet in &made.unmet {
             self.notes.say(format_args!("limit not in effect: {unmet}"));

@@ -19,14 +19,17 @@
 mod assign;
 mod ledger;
 mod look;
+mod nodes;
 mod owner;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::ReplicaId;
 use agent_model::gpu::Look;
 use agent_model::node::{Finding, Gpu, Inventory};
+use agent_shim::devices::DeviceNode;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -73,7 +76,11 @@ impl Gpus {
         held: impl IntoIterator<Item = (ReplicaId, Vec<String>)>,
     ) -> Gpus {
         let counter = || watch::Sender::new(0);
-        let ledger = Mutex::new(Ledger::new(held));
+        let mut ledger = Ledger::new(held);
+        // One's own daemon has nobody to keep out; a helper's supervisors have the right to it.
+        let is_root = agent_spawn::serves_others() && !agent_spawn::has_helper();
+        ledger.leave_open(is_root && !agent_shim::devices::can_deny());
+        let ledger = Mutex::new(ledger);
         let (asked, made, changed) = (counter(), counter(), counter());
         Gpus(Arc::new(Shared { looker, ledger, asked, made, changed, inventory, there }))
     }
@@ -146,6 +153,21 @@ impl Gpus {
         ledger.release(replica, next);
         self.publish(&ledger);
         trouble
+    }
+
+    /// The device nodes of GPUs that a job does not have; none if it is not known which are its own. Blocks briefly.
+    pub(crate) fn nodes_of_others(&self, own: &[String]) -> Vec<DeviceNode> {
+        let Some(minors) = self.ledger().minors(own) else {
+            warn!(
+                gpus = own.join(","),
+                "the GPUs of others stay within reach of a job: its own do not tell their nodes"
+            );
+            return Vec::new();
+        };
+        nodes::of_others(Path::new(nodes::PLACE), &minors).unwrap_or_else(|error| {
+            warn!(%error, "the GPUs of others stay within reach of a job");
+            Vec::new()
+        })
     }
 
     /// What is wrong with the GPUs of a replica now, one line each, for users.

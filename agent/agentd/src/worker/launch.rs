@@ -11,6 +11,7 @@ use agent_model::expr::{self, Reference};
 use agent_model::job::{Input, Output};
 use agent_model::{Boot, Fault, JobSpec, ReplicaId};
 use agent_runtime::env::Image;
+use agent_shim::devices::DeviceNode;
 use agent_shim::view::View;
 use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
@@ -43,6 +44,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) log_quota: u64,
     /// The GPUs it is given; as many as it asked for.
     pub(crate) gpus: &'a [String],
+    /// The device nodes of GPUs that it does not have.
+    pub(crate) denied: &'a [DeviceNode],
     /// The memory limit of a job that sets none, in bytes; 0 is no limit.
     pub(crate) usual_memory: u64,
     /// It has a `/tmp` of its own.
@@ -113,6 +116,7 @@ impl Facts<'_> {
             tmp: self.private.then(|| self.dir.tmp()),
             view: self.view.clone(),
             metadata: self.metadata,
+            denied: self.denied.to_vec(),
             hold_port: Some(self.tracking_port),
             secrets: BTreeMap::new(),
             log: LogPolicy { quota: self.log_quota, ..LogPolicy::default() },
@@ -344,6 +348,7 @@ mod tests {
             experiment_id: "17",
             log_quota: 1 << 30,
             gpus: &gpus,
+            denied: &[],
             usual_memory: 7 << 30,
             own_packages: user.is_some(),
             private: user.is_some(),

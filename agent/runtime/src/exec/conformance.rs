@@ -114,6 +114,7 @@ pub(super) fn launch_of(argv: &[&str]) -> Launch {
         tmp: None,
         view: None,
         metadata: false,
+        denied: Vec::new(),
         hold_port: None,
         secrets: BTreeMap::new(),
         gang: None,

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::SCOPE_PREFIX;
-use crate::record::{CgroupRequest, Controller};
+use crate::devices;
+use crate::record::{CgroupRequest, Controller, Launch};
 
 /// A group of one hierarchy below which the job's is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +22,31 @@ pub struct GroupPlace {
 pub fn places(request: &CgroupRequest) -> Vec<GroupPlace> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     choose(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"), request)
+}
+
+/// The same for a job that must not open these nodes: also in the hierarchy of devices of version 1, where no program can
+/// keep it from them.
+pub fn places_of(launch: &Launch) -> Vec<GroupPlace> {
+    let mut places = places(&launch.cgroup.clone().unwrap_or_default());
+    if !launch.denied.is_empty() && devices::try_out().is_err() {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let place = place_of_devices(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+        let is_new = |place: &GroupPlace| places.iter().all(|other| other.parent != place.parent);
+        places.extend(place.filter(is_new));
+    }
+    places
+}
+
+/// The hierarchy that decides about devices in version 1.
+pub fn place_of_devices(own: &str, mounts: &str) -> Option<GroupPlace> {
+    const DEVICES: &str = "devices";
+    let path = own.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let has = fields.next()?.split(',').any(|controller| controller == DEVICES);
+        fields.next().filter(|_| has)
+    })?;
+    let parent = mounts.lines().find_map(|mount| Mount::parse(mount)?.dir_of(DEVICES, path))?;
+    Some(GroupPlace { parent, v2: false, scope: false })
 }
 
 /// One line for each hierarchy this process is in, and one for each mount.

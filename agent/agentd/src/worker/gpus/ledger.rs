@@ -61,9 +61,16 @@ pub(super) struct Ledger {
     owners: Owners,
     /// The time of the last logged error of each when it was first seen: earlier errors do not count.
     errors: BTreeMap<String, u64>,
+    /// Jobs can open the nodes of GPUs that they were not given.
+    open_to_all: bool,
 }
 
 impl Ledger {
+    /// Jobs can open the nodes of GPUs that they were not given, if `open`.
+    pub(super) fn leave_open(&mut self, open: bool) {
+        self.open_to_all = open;
+    }
+
     /// With the GPUs of replicas of an earlier process of the daemon.
     pub(super) fn new(held: impl IntoIterator<Item = (ReplicaId, Vec<String>)>) -> Ledger {
         let mut ledger = Ledger::default();
@@ -187,6 +194,13 @@ impl Ledger {
         self.held.iter().filter(|(_, holder)| *holder == replica).map(|(uuid, _)| uuid.clone()).collect()
     }
 
+    /// The numbers of the device nodes of these GPUs, or of those that they are parts of; `None` if one is unknown.
+    pub(super) fn minors(&self, gpus: &[String]) -> Option<Vec<u32>> {
+        let has =
+            |seen: &&Seen, gpu: &String| seen.uuid == *gpu || seen.parts.iter().any(|part| part.uuid == *gpu);
+        gpus.iter().map(|gpu| self.look.gpus.iter().find(|seen| has(seen, gpu))?.minor).collect()
+    }
+
     /// The job of a replica has ended: from now on no process should use its GPUs.
     pub(super) fn ends(&mut self, replica: &ReplicaId) {
         self.ending.insert(replica.clone());
@@ -291,6 +305,10 @@ impl Ledger {
             let means = "jobs that ask for GPUs wait";
             return Some(Finding::limited(&told.topic, condition(&self.look.driver), means, fix));
         }
+        if unfit.is_empty() && self.works() && self.open_to_all && !gpus.is_empty() {
+            let means = "a job can open GPUs that it was not given";
+            return Some(Finding::limited(&told.topic, told.found, means, BLOCK));
+        }
         if unfit.is_empty() || !self.works() {
             return Some(told);
         }
@@ -303,6 +321,10 @@ impl Ledger {
 /// What to do about a GPU that is not handed out although it is not broken.
 const FREE: &str = "end the processes that are named, and it is handed out again; memory that is left without a process \
                     goes with a reset: `nvidia-smi --gpu-reset -i N`";
+
+/// What to do where jobs can open all GPUs.
+const BLOCK: &str = "let the daemon make control groups and load programs for devices: outside of a container, or in one \
+                     with `--cgroupns private --cap-add SYS_ADMIN`; jobs in containers see their own GPUs alone";
 
 /// The topic of the finding about GPUs.
 pub(super) const TOPIC: &str = "gpu";

@@ -96,6 +96,10 @@ impl Runner {
         lease_until: Option<Boot>,
         seating: Option<&Seating>,
     ) -> Result<Launch, Fault> {
+        let denied = match container_spec {
+            None => self.worker.gpus.nodes_of_others(&self.record.gpus),
+            Some(_) => Vec::new(), // the engine gives it its own alone
+        };
         let facts = Facts {
             replica: &self.record.replica,
             spec: &self.record.spec,
@@ -111,6 +115,7 @@ impl Runner {
             tracking_token: &self.record.token,
             experiment_id: &experiment_id(&self.record.spec.experiment),
             gpus: &self.record.gpus,
+            denied: &denied,
             usual_memory: self.worker.job_memory,
             own_packages: self.worker.config.jobs.view,
             private: container_spec.is_none() && user.is_some() && self.worker.gives_tmp(),
