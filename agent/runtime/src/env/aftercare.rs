@@ -8,8 +8,10 @@
 //! Tasks: one per environment, owned here, aborted on drop.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ use agent_blocking::blocking_io;
 use agent_command::Command;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -140,22 +142,32 @@ async fn compile_apart(place: &EnvDir, apart: &Path, builder: Option<Builder>) -
 /// Moves byte code beside its sources. Neither tree is trusted: no link is followed, and only files of that kind are
 /// taken.
 fn move_in(apart: &Path, prefix: &Path) -> io::Result<()> {
-    let compiled = apart.join(prefix.strip_prefix("/").unwrap_or(prefix));
+    let below = prefix.strip_prefix("/").unwrap_or(prefix);
+    let flags = OFlags::DIRECTORY;
+    let apart = agent_fs::open_directory(apart)?;
+    let compiled = agent_fs::open_beneath(&apart, below, flags, Mode::empty(), agent_fs::Links::Never)?;
     let sources = agent_fs::open_directory(prefix)?;
     let mut left = vec![PathBuf::new()];
     while let Some(below) = left.pop() {
+        let at = agent_fs::open_beneath(&compiled, &below, flags, Mode::empty(), agent_fs::Links::Never)?;
         let mut cache = None;
-        for entry in compiled.join(&below).read_dir()? {
-            let (entry, kind) = entry.and_then(|entry| entry.file_type().map(|kind| (entry, kind)))?;
-            let is_code = || entry.path().extension().is_some_and(|ending| ending == "pyc");
-            if kind.is_dir() {
-                left.push(below.join(entry.file_name()));
-            } else if kind.is_file() && is_code() {
-                let cache = match &cache {
-                    Some(cache) => cache,
-                    None => cache.insert(open_cache(&sources, &below)?),
-                };
-                rustix::fs::renameat(rustix::fs::CWD, entry.path(), cache, entry.file_name())?;
+        for entry in Dir::read_from(&at)? {
+            let entry = entry?;
+            let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
+            if [".", ".."].iter().any(|dots| name.as_os_str() == *dots) {
+                continue;
+            }
+            let seen = rustix::fs::statat(&at, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            match FileType::from_raw_mode(seen.st_mode) {
+                FileType::Directory => left.push(below.join(name)),
+                FileType::RegularFile if name.extension().is_some_and(|ending| ending == "pyc") => {
+                    let cache = match &cache {
+                        Some(cache) => cache,
+                        None => cache.insert(open_cache(&sources, &below)?),
+                    };
+                    rustix::fs::renameat(&at, name, cache, name)?;
+                }
+                _ => {}
             }
         }
     }
@@ -172,4 +184,50 @@ fn open_cache(prefix: &OwnedFd, below: &Path) -> io::Result<OwnedFd> {
         _ => {}
     }
     Ok(rustix::fs::openat(&at, CACHE, flags, Mode::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn test_byte_code_is_moved_and_nothing_that_links_lead_to() {
+        let temp = tempfile::tempdir().unwrap();
+        let at = |path: &str| temp.path().join(path);
+        let (prefix, elsewhere) = (at("envs/own"), at("envs/other"));
+        for dir in [prefix.join("lib/linked"), elsewhere.join("linked")] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(elsewhere.join("linked/theirs.pyc"), "theirs").unwrap();
+        let compiled = at("apart").join(prefix.strip_prefix("/").unwrap());
+        fs::create_dir_all(compiled.join("lib")).unwrap();
+        fs::write(compiled.join("lib/own.pyc"), "own").unwrap();
+        fs::write(compiled.join("lib/own.py"), "not byte code").unwrap();
+        symlink(elsewhere.join("linked"), compiled.join("lib/linked")).unwrap();
+        symlink(elsewhere.join("linked/theirs.pyc"), compiled.join("lib/one.pyc")).unwrap();
+        move_in(&at("apart"), &prefix).unwrap();
+        let moved =
+            fs::read_dir(prefix.join("lib/__pycache__")).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(moved.collect::<Vec<_>>(), ["own.pyc"]);
+        assert!(elsewhere.join("linked/theirs.pyc").exists());
+    }
+
+    #[test]
+    fn test_a_link_above_what_was_compiled_is_not_followed() {
+        let temp = tempfile::tempdir().unwrap();
+        let (prefix, other) = (temp.path().join("own"), temp.path().join("other"));
+        for dir in [&prefix, &other] {
+            fs::create_dir_all(dir.join("lib")).unwrap();
+        }
+        fs::write(other.join("lib/theirs.pyc"), "theirs").unwrap();
+        let apart = temp.path().join("apart");
+        let compiled = apart.join(prefix.strip_prefix("/").unwrap());
+        fs::create_dir_all(compiled.parent().unwrap()).unwrap();
+        symlink(&other, &compiled).unwrap();
+        move_in(&apart, &prefix).unwrap_err();
+        assert!(other.join("lib/theirs.pyc").exists());
+    }
 }

@@ -97,6 +97,9 @@ struct Extent {
     digest: String,
 }
 
+/// The largest marker that is read, in bytes; it may list files.
+const LONGEST: u64 = 256 << 20;
+
 impl Marker {
     /// The marker of an environment that was just built. Blocks: looks at each file.
     pub(super) fn of(built: &Built, key: String, prefix: PathBuf) -> io::Result<Marker> {
@@ -139,9 +142,14 @@ impl Marker {
         Ok(Marker { boot: None, contents, ..self.clone() })
     }
 
-    /// The marker in a directory, if it is for this directory and a quick look finds no damage.
+    /// The marker in a directory, if the daemon wrote it for this directory and a quick look finds no damage.
     pub(super) fn read(prefix: &Path) -> Option<Marker> {
-        let marker: Marker = serde_json::from_slice(&fs::read(prefix.join(MARKER)).ok()?).ok()?;
+        let file = agent_fs::open_plain(&prefix.join(MARKER)).ok()?;
+        // A builder has the directory while it builds, and may write what it likes there.
+        if file.metadata().ok()?.uid() != nix::unistd::geteuid().as_raw() {
+            return None;
+        }
+        let marker: Marker = serde_json::from_slice(&agent_fs::read_whole(file, LONGEST).ok()?).ok()?;
         let same = (1..=VERSION).contains(&marker.version) && marker.prefix == prefix;
         // `exists` follows links, so an interpreter that was removed from the machine is noticed.
         let has_python = || marker.path_entries.iter().any(|bin| bin.join("python").exists());
@@ -329,6 +337,24 @@ mod tests {
         fs::hard_link(prefix.join("lib/a"), dir.join("b")).unwrap();
         let built = Built { holds_files: true, ..Built::default() };
         Marker::of(&built, String::new(), prefix).unwrap()
+    }
+
+    #[test]
+    fn test_a_marker_of_a_builder_is_none() {
+        let temp = tempfile::tempdir().unwrap();
+        let marker = environment(temp.path());
+        fs::create_dir_all(temp.path().join("env/bin")).unwrap();
+        let path = temp.path().join("env").join(MARKER);
+        fs::write(&path, serde_json::to_vec(&marker).unwrap()).unwrap();
+        assert!(Marker::read(&temp.path().join("env")).is_some());
+        if nix::unistd::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(2_000_000_001), None).unwrap();
+            assert!(Marker::read(&temp.path().join("env")).is_none());
+        }
+        let beside = temp.path().join("ready");
+        fs::rename(&path, &beside).unwrap();
+        std::os::unix::fs::symlink(&beside, &path).unwrap();
+        assert!(Marker::read(&temp.path().join("env")).is_none(), "through a link");
     }
 
     /// Writes as many bytes as there were, and resets the time.

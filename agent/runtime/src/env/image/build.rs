@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvLease};
-use super::context::{CA_FILE, Context};
+use super::context::{CA_FILE, Context, text_of};
 use super::credentials::Credentials;
 use super::held::Held;
 use super::layers::Layers;
@@ -83,8 +83,7 @@ impl Build {
         let dir = workspace.prefix().join("context");
         let failed = |detail| AcquireError::Failed { step: "laying out the build context", detail };
         (contexts.0)(digest, dir.clone()).await.map_err(failed)?;
-        let path = dir.join(&dockerfile);
-        let text = fs::read_to_string(&path).map_err(|error| AcquireError::Refused {
+        let text = text_of(&dir, &dockerfile).map_err(|error| AcquireError::Refused {
             at: vec![dockerfile.clone()],
             detail: format!("the build context has no such Dockerfile ({error})"),
             hint: Some("correct `dockerfile_path`: it is relative to `path` of `build`".to_owned()),

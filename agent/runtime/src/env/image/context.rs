@@ -138,9 +138,18 @@ struct Rules {
     patterns: Vec<(String, bool)>,
 }
 
+/// The most bytes of a file of the context that is read here: what lists its files and steps is short.
+const LONGEST: u64 = 4 << 20;
+
+/// The text of a file of a context, which is somebody's: not of a device, nor of what a link leads to outside of it.
+pub(super) fn text_of(dir: &Path, name: &str) -> io::Result<String> {
+    let bytes = agent_fs::read_beneath(agent_fs::open_directory(dir)?, name, LONGEST)?;
+    String::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
 impl Rules {
     fn read(dir: &Path) -> io::Result<Rules> {
-        match fs::read_to_string(dir.join(IGNORE_FILE)) {
+        match text_of(dir, IGNORE_FILE) {
             Ok(text) => Ok(Rules::parse(&text)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Rules::default()),
             Err(error) => Err(error),
@@ -214,6 +223,22 @@ mod tests {
     fn excluded(rules: &str, paths: &[&str]) -> Vec<bool> {
         let rules = Rules::parse(rules);
         paths.iter().map(|path| rules.exclude(path)).collect()
+    }
+
+    #[test]
+    fn test_a_file_that_leads_out_of_the_context_is_not_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("context");
+        fs::create_dir(&dir).unwrap();
+        fs::write(temp.path().join("secret"), "FROM secret").unwrap();
+        fs::write(dir.join("Dockerfile"), "FROM scratch").unwrap();
+        for (name, target) in [("out", "../secret"), ("device", "/dev/zero"), ("inside", "Dockerfile")] {
+            symlink(target, dir.join(name)).unwrap();
+        }
+        assert_eq!(text_of(&dir, "inside").unwrap(), "FROM scratch");
+        for name in ["out", "device", "../secret", "/dev/zero", "absent"] {
+            text_of(&dir, name).unwrap_err();
+        }
     }
 
     #[test]
