@@ -13,9 +13,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bpf;
 use crate::cgroup::{self, Groups};
 use crate::record::CgroupRequest;
+use crate::sys::bpf;
 
 /// A character device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

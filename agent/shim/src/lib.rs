@@ -20,8 +20,6 @@
 //! The library does no async and starts no process; `agent-shim`, the binary, is the supervisor itself.
 
 pub mod apart;
-#[allow(unsafe_code, reason = "the system calls for programs of the kernel have no safe wrapper")]
-mod bpf;
 pub mod cgroup;
 pub mod devices;
 mod dir;

@@ -3,6 +3,7 @@
 //! Each function is safe to call: it takes owned or borrowed descriptors, passes no pointer that outlives
 //! the call, and what runs between fork and exec is async-signal-safe, or says that it is for a process of one thread.
 
+pub(crate) mod bpf;
 mod spawn;
 
 use std::ffi::{CStr, CString};

@@ -199,16 +199,6 @@ pub(crate) fn owner_builders(config: &Config, shim: &Path) -> Option<OwnerBuilde
     Some(OwnerBuilders::new(common, uids, &config.state_dir.join("packages")))
 }
 
-/// How the owner of a job is called among those that builders work for.
-pub(crate) fn owner_name(owner: Option<&Principal>) -> String {
-    match owner {
-        Some(Principal::Local { uid }) => format!("uid-{uid}"),
-        Some(Principal::User { name }) => format!("user-{name}"),
-        Some(Principal::Node { name }) => format!("node-{name}"),
-        None => "unknown".to_owned(),
-    }
-}
-
 /// The uids that this machine has; in a user namespace they may be few.
 fn uid_map() -> String {
     fs::read_to_string("/proc/self/uid_map").unwrap_or_default()

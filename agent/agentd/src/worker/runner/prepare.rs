@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use agent_cas::snapshot::Laid;
 use agent_model::machine::ReplicaEvent;
-use agent_model::{Digest, EnvSpec, ReplicaStep, Stream, causes};
+use agent_model::{Digest, EnvSpec, Principal, ReplicaStep, Stream, causes};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -28,7 +28,7 @@ use crate::worker::backoff::Backoff;
 use crate::worker::data::Supply;
 use crate::worker::fetch::{self, FetchError, Fetching};
 use crate::worker::prestaged_trees::Wish;
-use crate::worker::{containers, faults, outputs, recover, users};
+use crate::worker::{containers, faults, outputs, recover};
 
 /// How long a store is asked again for blobs that it lacks or holds damaged, after all other sources were asked.
 const DOUBT: Duration = Duration::from_secs(20);
@@ -161,7 +161,7 @@ impl Runner {
         told: &watch::Sender<Option<Progress>>,
     ) -> Result<EnvLease, AcquireError> {
         let (begun, mut backoff) = (Instant::now(), Backoff::default());
-        let owner = users::owner_name(self.record.spec.owner.as_ref());
+        let owner = owner_name(self.record.spec.owner.as_ref());
         let environments = self.worker.environments.of(&owner);
         loop {
             let what = match environments.acquire(wanted, log, told).await {
@@ -222,5 +222,15 @@ impl Runner {
     pub(super) fn user(&self, in_container: bool) -> Option<JobUser> {
         let user = self.record.user.clone();
         if in_container { containers::user(&self.worker.config, user) } else { user }
+    }
+}
+
+/// How the owner of a job is called among those that builders work for.
+fn owner_name(owner: Option<&Principal>) -> String {
+    match owner {
+        Some(Principal::Local { uid }) => format!("uid-{uid}"),
+        Some(Principal::User { name }) => format!("user-{name}"),
+        Some(Principal::Node { name }) => format!("node-{name}"),
+        None => "unknown".to_owned(),
     }
 }
