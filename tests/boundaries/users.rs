@@ -607,6 +607,16 @@ fn secrets(tally: &mut Tally, _: &Scale) {
         let me = |line: &Vec<u8>| line.windows(10).any(|part| part == b"boundaries");
         assert!(!lines.filter(|line| !me(line)).any(|line| line.windows(7).any(|part| part == b"hunter2")));
     });
+    tally.case("no pause of less than a second shows it in the output", || {
+        set(&host, GAMES, "slow", "hf_victim_secret");
+        let slowly = "for i in $(seq 0 15); do printf %s \"${K:$i:1}\"; sleep 0.12; done; echo; \
+                      printf %s \"${K:0:9}\"; sleep 0.5; echo \"${K:9}\"; printf %s \"${K:0:9}\"";
+        let job = submitted(&host, GAMES, &format!("exec bash -c '{slowly}'"), "secrets: {K: slow}\n");
+        host.wait_for(&job, ENDED);
+        let log = host.ctl(&["logs", &job]).ok().stdout;
+        // A part of it is not the value.
+        assert_eq!(log, "****************\n****************\nhf_victim");
+    });
     tally.case("somebody else has no such secret", || {
         try_submit(&host, NOBODY, "printenv K", "secrets: {K: wandb}\n")
             .code(1)

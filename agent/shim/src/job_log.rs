@@ -33,6 +33,10 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How often room is looked for while the job waits for some.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long the job must write nothing before bytes with which a secret may begin are written. Who follows the log
+/// sees such bytes that much later; a secret that is printed with longer pauses is hidden from the pause on only.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// The pipe and the log.
 #[derive(Debug)]
 pub(crate) struct JobLog {
@@ -42,9 +46,11 @@ pub(crate) struct JobLog {
     buffer: Vec<u8>,
     /// The part of the buffer that was read and waits for room.
     held: Range<usize>,
-    /// Bytes after it with which a secret may begin.
+    /// Bytes after it with which a secret may begin: fewer than the longest one has. Here they are as they were read.
     open: usize,
-    /// When they are taken as they are.
+    /// How many of them were written, after a pause. If there are any, nothing is held.
+    told: usize,
+    /// When the others are written too.
     open_until: Option<Instant>,
     mask: Mask,
     last: Option<Instant>,
@@ -61,6 +67,7 @@ impl JobLog {
             buffer: vec![0; BUFFER],
             held: 0..0,
             open: 0,
+            told: 0,
             open_until: None,
             mask: Mask::default(),
             last: None,
@@ -117,13 +124,15 @@ impl JobLog {
 
     /// Moves the available output.
     pub(crate) fn pump(&mut self, now: Instant) {
+        let open = self.open;
         let moved = self.move_some(TURN);
         match self.open_until {
-            Some(at) if moved == 0 && at <= now => {
-                self.settle();
+            Some(at) if moved == 0 && self.open == open => {
+                if at <= now {
+                    self.tell_open(now);
+                }
             }
-            Some(_) if moved == 0 => {}
-            _ => self.open_until = (self.open > 0).then(|| now + LOOK),
+            _ => self.open_until = (self.open > self.told).then(|| now + PAUSE),
         }
         let small_and_quick =
             moved < self.buffer.len() / 2 && self.last.is_some_and(|last| now - last < 2 * ROUND);
@@ -166,8 +175,11 @@ impl JobLog {
                 }
                 Ok(length) => {
                     let length = self.open + length;
-                    self.held = 0..self.mask.hide(&mut self.buffer[..length], false);
-                    self.open = length - self.held.end;
+                    let settled = self.mask.hide(&mut self.buffer[..length], false);
+                    self.open = length - settled;
+                    let told = self.told.min(settled);
+                    self.told -= told;
+                    self.held = told..settled;
                     moved += self.put_held();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -177,10 +189,22 @@ impl JobLog {
         moved
     }
 
-    /// Takes the bytes with which a secret may begin as they are: nothing came after them.
+    /// Writes the bytes with which a secret may begin, as far as it is decided what is hidden in them, but keeps what
+    /// they were: when the rest of the secret comes, at least that is hidden.
+    fn tell_open(&mut self, now: Instant) {
+        if self.held.is_empty() {
+            let mut text = self.buffer[self.held.end..][..self.open].to_vec();
+            self.mask.hide(&mut text, true);
+            self.told += self.writer.append(&text[self.told..], now);
+        }
+        self.open_until = (self.told < self.open).then(|| now + LOOK);
+    }
+
+    /// Takes the bytes with which a secret may begin as they are: nothing comes after them.
     fn settle(&mut self) -> usize {
         let end = self.held.end + std::mem::take(&mut self.open);
         self.mask.hide(&mut self.buffer[self.held.end..end], true);
+        self.held.start += std::mem::take(&mut self.told);
         self.held.end = end;
         self.open_until = None;
         self.put_held()
@@ -190,5 +214,92 @@ impl JobLog {
         let taken = self.writer.append(&self.buffer[self.held.clone()], Instant::now());
         self.held.start += taken;
         taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::fd::OwnedFd;
+
+    use agent_shim::LogPolicy;
+    use nix::fcntl::OFlag;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What is in the log after the job wrote each piece and then nothing for so many milliseconds.
+    fn written(secrets: &[&str], pieces: &[(&str, u64)]) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let policy = LogPolicy { quota: 1 << 20, segment: 1 << 20, block: false };
+        let mut log = JobLog::new(Writer::open(dir.path(), policy).unwrap());
+        let (output, input) = nix::unistd::pipe2(OFlag::O_NONBLOCK).unwrap();
+        let mut input = File::from(input);
+        log.connect(
+            Started { pid: 0, output: OwnedFd::from(output), capacity: 0 },
+            Mask::of(secrets.iter().copied()),
+        );
+        let text = || std::fs::read_to_string(dir.path().join(format!("{:020}.seg", 0))).unwrap();
+        let mut now = Instant::now();
+        let mut texts = Vec::new();
+        for (piece, pause) in pieces {
+            input.write_all(piece.as_bytes()).unwrap();
+            log.pump(now);
+            now += Duration::from_millis(*pause);
+            if log.is_due(now) {
+                log.pump(now);
+            }
+            texts.push(text());
+        }
+        drop(input);
+        log.drain();
+        texts.push(text());
+        texts
+    }
+
+    #[test]
+    fn test_a_secret_is_hidden_when_it_is_printed_with_pauses() {
+        let slow: Vec<(&str, u64)> = ["h", "u", "n", "t", "e", "r", "2", "2"].map(|byte| (byte, 999)).into();
+        let texts = written(&["hunter22"], &slow);
+        assert_eq!(texts.last().unwrap(), "********");
+        assert!(texts[..7].iter().all(String::is_empty), "{texts:?}");
+        assert_eq!(
+            written(&["hunter22"], &[("key hunt", 900), ("er22\n", 0)]),
+            ["key ", "key ********\n", "key ********\n"]
+        );
+    }
+
+    #[test]
+    fn test_after_a_longer_pause_what_is_decided_is_written_and_the_rest_of_a_secret_hidden() {
+        // One of them begins with the other, so what is the shorter one is not decided by its last byte.
+        for (pieces, expected) in [
+            (&[("key hunt", 1000), ("er22.", 0)][..], &["key hunt", "key hunt****.", "key hunt****."][..]),
+            (&[("hunt", 1000), ("ing", 0)], &["hunt", "hunting", "hunting"]),
+            (&[("hunt", 1000), ("er", 0), ("22", 0)], &["hunt", "hunt", "hunt", "hunt****"]),
+            (&[("hunt", 1000), ("er", 1000), ("22", 0)], &["hunt", "hunter", "hunter", "hunter**"]),
+            (&[("hunt", 1000), ("hunter22", 0)], &["hunt", "hunt", "hunt********"]),
+            (&[("hunter22-lon", 1000), ("ger", 0)], &["********-lon", "********-lon***", "********-lon***"]),
+            (&[("hunt", 1000), ("er", 0)], &["hunt", "hunt", "hunter"]),
+        ] {
+            assert_eq!(written(&["hunter22", "hunter22-longer"], pieces), expected, "{pieces:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn test_every_byte_is_written_once_and_no_secret_stands_whole_whatever_the_pauses(
+            pieces in prop::collection::vec(("[ab ]{0,9}", 0..1500_u64), 0..9),
+            secrets in prop::collection::vec("[ab]{4,7}", 0..4),
+        ) {
+            let secrets: Vec<&str> = secrets.iter().map(String::as_str).collect();
+            let pieces: Vec<(&str, u64)> = pieces.iter().map(|(piece, pause)| (piece.as_str(), *pause)).collect();
+            let texts = written(&secrets, &pieces);
+            let produced: String = pieces.iter().map(|(piece, _)| *piece).collect();
+            let last = texts.last().unwrap();
+            prop_assert_eq!(last.len(), produced.len());
+            prop_assert!(last.chars().zip(produced.chars()).all(|(is, was)| is == was || is == '*'), "{}", last);
+            prop_assert!(secrets.iter().all(|secret| !last.contains(secret)), "{}", last);
+            prop_assert!(texts.windows(2).all(|pair| pair[1].starts_with(&pair[0])), "{:?}", texts);
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns which bytes are hidden: each value, and each line of a value of several, without the spaces around it, if it
 //! has at least [`SHORTEST`] bytes. Every byte of it becomes `*`, so that nothing moves. What a job writes in another
-//! form, as base64 or one byte a second, is not found.
+//! form, as base64, is not found.
 
 use std::collections::BTreeSet;
 
