@@ -1,8 +1,10 @@
-//! A box that is short of descriptors: strangers that hold connections cost no output of a job.
+//! A box that is short of descriptors: strangers that hold connections cost no output of a job, no metric, and nobody
+//! the daemon.
 
 use std::fs::{self, Permissions};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use agent_tests::{Host, SOON, eventually};
@@ -11,11 +13,32 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Connections that strangers hold.
 const STRANGERS: usize = 1_100;
 
+/// The same of those that say nothing.
+const SILENT: usize = 1_300;
+
 /// Leaves many small files and two large ones, says where the tracking endpoint is and how many files it may open, and
 /// ends when it may.
 const COMMAND: &str = "for i in $(seq 600); do echo \"file $i\" > outputs/$i; done; \
      head -c 3000000 /dev/zero | tr '\\0' x > outputs/large; head -c 400000 /dev/urandom > outputs/random; \
      sha256sum outputs/* | sort | sha256sum > outputs/sum; echo limit $(ulimit -Sn); echo $MLFLOW_TRACKING_URI";
+
+/// When it may, logs a hundred metrics, each over a connection of its own, and says how the calls were answered.
+const METRICS: &str = r#"
+import collections, json, os, pathlib, time, urllib.request
+print(os.environ["MLFLOW_TRACKING_URI"], flush=True)
+while not pathlib.Path(os.environ["MAY"]).exists():
+    time.sleep(0.05)
+answers = collections.Counter()
+for step in range(100):
+    body = {"run_id": os.environ["MLFLOW_RUN_ID"], "key": "m", "value": step, "step": step, "timestamp": 1}
+    head = {"Authorization": "Bearer " + os.environ["MLFLOW_TRACKING_TOKEN"], "Content-Type": "application/json"}
+    path = os.environ["MLFLOW_TRACKING_URI"] + "/api/2.0/mlflow/runs/log-metric"
+    try:
+        answers[urllib.request.urlopen(urllib.request.Request(path, json.dumps(body).encode(), head)).status] += 1
+    except Exception as error:
+        answers[repr(error)] += 1
+print(dict(answers))
+"#;
 
 /// A program that starts the daemon with these limits of open files.
 fn with_limits(dir: &Path, soft: u32, hard: Option<u32>) -> std::path::PathBuf {
@@ -120,4 +143,49 @@ fn test_idle_connections_cost_no_output_with_the_usual_limit() {
 #[test]
 fn test_idle_connections_cost_no_output_where_the_limit_cannot_be_raised() {
     strangers_cost_nothing(256, Some(256));
+}
+
+/// This process holds so many silent connections, which it opens anew until `done` says so; returns what that says.
+fn beside_silent_connections<S, T>(
+    connect: impl Fn() -> Option<S> + Sync,
+    done: impl Fn() -> Option<T>,
+) -> T {
+    let usual = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: usual.maximum, ..usual }).unwrap();
+    let mut held: Vec<S> = (0..SILENT).filter_map(|_| connect()).collect();
+    assert!(held.len() > SILENT / 2, "only {} connections", held.len());
+    eventually("it is done", SOON, || {
+        held.splice(0..SILENT / 10, (0..SILENT / 10).filter_map(|_| connect()));
+        done()
+    })
+}
+
+#[test]
+fn test_silent_connections_take_no_metric_of_a_job_and_the_daemon_from_nobody() {
+    let host = Host::started();
+    let may = host.home().join("may");
+    let job = host.submit(&format!("MAY={} exec python3 -c '{METRICS}'", may.display()));
+    let uri = eventually("it says where", SOON, || {
+        let log = host.ctl(&["logs", &job]).stdout;
+        log.lines().next().filter(|line| line.starts_with("http://")).map(str::to_owned)
+    });
+    let address = uri.trim_start_matches("http://");
+    beside_silent_connections(
+        || TcpStream::connect(address).ok(),
+        || {
+            fs::write(&may, "").unwrap();
+            ["Completed", "Failed"].contains(&host.job_state(&job).as_str()).then_some(())
+        },
+    );
+    assert_eq!(host.ctl(&["logs", &job]).ok().stdout, format!("{uri}\n{{200: 100}}\n"));
+    let socket = host.state().join("agentd.sock");
+    let calls = std::cell::Cell::new(0);
+    beside_silent_connections(
+        || UnixStream::connect(&socket).ok(),
+        || {
+            host.ctl(&["jobs"]).ok();
+            calls.set(calls.get() + 1);
+            (calls.get() == 3).then_some(())
+        },
+    );
 }

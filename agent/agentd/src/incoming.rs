@@ -1,8 +1,8 @@
 //! The connections of clients, as the servers of the daemon see them: of one type whatever they go over, so that the
 //! code of a server is compiled once and not once for each listener. See ADR 0071.
 //!
-//! A [`Connection`] counts until it is dropped. What a listener does with incoming bytes is its [`Reads`]; outgoing
-//! bytes are unchanged.
+//! What a listener does with incoming bytes is its [`Reads`], which also says when a connection is over; outgoing bytes
+//! are unchanged.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -36,7 +36,8 @@ pub(crate) trait Reads: Send {
     /// Sees the bytes that have arrived, before the server does, and may change them. At their end there are none.
     fn saw(&mut self, bytes: &mut [u8]);
 
-    /// Why the connection is over, if it is. Asked after every look for bytes; the task is woken when this changes.
+    /// Why the connection is over, if it is. Asked after every look for bytes, and before any are sent, so that a client
+    /// that takes no answer keeps nothing; the task is woken when this changes.
     fn over(&mut self, cx: &mut Context<'_>) -> Option<io::Error>;
 }
 
@@ -45,17 +46,35 @@ pub(crate) struct Connection {
     stream: Box<dyn Bytes>,
     reads: Box<dyn Reads>,
     peer: Peer,
-    _permit: OwnedSemaphorePermit,
+    is_over: bool,
+    _counted: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
+    /// `counted` is kept as long as the connection is.
     pub(crate) fn new(
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         peer: Peer,
         reads: impl Reads + 'static,
-        permit: OwnedSemaphorePermit,
+        counted: Option<OwnedSemaphorePermit>,
     ) -> Connection {
-        Connection { stream: Box::new(stream), reads: Box::new(reads), peer, _permit: permit }
+        Connection {
+            stream: Box::new(stream),
+            reads: Box::new(reads),
+            peer,
+            is_over: false,
+            _counted: counted,
+        }
+    }
+
+    /// Why it is over, if it is.
+    fn over(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        if self.is_over {
+            return Some(io::ErrorKind::ConnectionAborted.into());
+        }
+        let error = self.reads.over(cx);
+        self.is_over = error.is_some();
+        error
     }
 }
 
@@ -78,7 +97,7 @@ impl AsyncRead for Connection {
         if matches!(read, Poll::Ready(Ok(()))) {
             self.reads.saw(&mut buffer.filled_mut()[before..]);
         }
-        match self.reads.over(cx) {
+        match self.over(cx) {
             Some(error) => Poll::Ready(Err(error)),
             None => read,
         }
@@ -87,7 +106,10 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        match self.over(cx) {
+            Some(error) => Poll::Ready(Err(error)),
+            None => Pin::new(&mut self.stream).poll_write(cx, bytes),
+        }
     }
 
     fn poll_write_vectored(
@@ -95,7 +117,10 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+        match self.over(cx) {
+            Some(error) => Poll::Ready(Err(error)),
+            None => Pin::new(&mut self.stream).poll_write_vectored(cx, slices),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -49,6 +49,12 @@ impl Connections {
         Connections::at_most(PEER_CONNECTIONS)
     }
 
+    /// For a listener that is tried with few.
+    #[cfg(test)]
+    pub(crate) fn of_a_test() -> Connections {
+        Connections::at_most(8)
+    }
+
     fn at_most(most: u64) -> Connections {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let most = usize::try_from((limit / 6).clamp(8, most)).unwrap_or(usize::MAX);
@@ -58,6 +64,11 @@ impl Connections {
     /// Fewer than half of them are left.
     pub(crate) fn are_scarce(&self) -> bool {
         self.left.available_permits() < self.most / 2
+    }
+
+    /// Room for one more, as soon as there is some.
+    pub(crate) async fn next(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.left).acquire_owned().await.ok()
     }
 
     /// Room for one more, if there is any.

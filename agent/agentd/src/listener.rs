@@ -118,7 +118,7 @@ impl Listener {
                             let shaken = timeout(HANDSHAKE, shake(&tls, stream, from, &*clock, &strangers)).await;
                             match shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                                 Ok((stream, peer, until)) => {
-                                    let connection = Connection::new(stream, peer, until, permit);
+                                    let connection = Connection::new(stream, peer, until, Some(permit));
                                     let _ = admitted.send(Ok(connection)).await;
                                 }
                                 Err(error) => debug!(%from, %error, "a connection was not taken"),

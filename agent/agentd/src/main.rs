@@ -24,6 +24,7 @@ mod listener;
 mod membership;
 mod node_api;
 mod notify;
+mod open_connections;
 mod reload;
 mod roles;
 mod shutdown;

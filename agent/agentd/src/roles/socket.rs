@@ -6,6 +6,7 @@
 use std::fs::Permissions;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::task::Context;
 
 use agent_cas::remote::{CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
 use agent_control::{Operators, Peer};
@@ -21,9 +22,10 @@ use tracing::{info, warn};
 use super::{KEEPALIVE, StartError};
 use crate::authority::AnyAuthority;
 use crate::config::Config;
-use crate::incoming::{self, Connection};
+use crate::incoming::{self, Connection, Reads};
 use crate::limits::Connections;
 use crate::node_api::NodeApi;
+use crate::open_connections::{OpenConnection, OpenConnections};
 use crate::supervisor::Supervisor;
 
 /// Who are operators of this machine.
@@ -70,18 +72,40 @@ pub(super) fn listen(config: &Config) -> Result<UnixListener, StartError> {
 
 /// Serves clients that connect to the socket.
 pub(super) fn serve(listener: UnixListener, server: Router, config: &Config, supervisor: &Supervisor) {
-    let taken = Connections::new();
-    // One too many is closed: descriptors are left for the daemon's own files.
+    let places = OpenConnections::new(Connections::new());
+    // Descriptors are left for the daemon's own files; however many a user holds, others get a connection.
     let admit = move |stream| {
-        taken.permit().map(|permit| {
-            let peer = peer(&stream);
-            Connection::new(stream, peer, AnyAuthority::default(), permit)
-        })
+        let (places, peer) = (places.clone(), peer(&stream));
+        async move {
+            let holder = match &peer {
+                Peer::Local { uid } => Some(uid.to_string()),
+                _ => None,
+            };
+            let place = places.take(holder.as_deref()).await;
+            let reads = |place| OfThisMachine { place, authority: AnyAuthority::default() };
+            Ok(place.map(|place| Connection::new(stream, peer, reads(place), None)))
+        }
     };
-    let connections =
-        UnixListenerStream::new(listener).try_filter_map(move |stream| std::future::ready(Ok(admit(stream))));
+    let connections = UnixListenerStream::new(listener).try_filter_map(admit);
     incoming::serve(supervisor, "api", server, connections.boxed());
     info!(socket = %config.socket.display(), "serving");
+}
+
+/// What is done with a connection of this machine.
+struct OfThisMachine {
+    place: OpenConnection,
+    authority: AnyAuthority,
+}
+
+impl Reads for OfThisMachine {
+    fn saw(&mut self, bytes: &mut [u8]) {
+        self.place.heard();
+        self.authority.saw(bytes);
+    }
+
+    fn over(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        self.place.is_over(cx).then(|| io::ErrorKind::ConnectionAborted.into())
+    }
 }
 
 /// The user whose process connected.

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use agent_model::{Clock, ReplicaId};
 use axum::Router;
-use axum::extract::FromRequestParts;
+use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::HeaderValue;
 use axum::http::header::{AUTHORIZATION, CONNECTION};
 use axum::http::request::Parts;
@@ -46,8 +46,11 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use answer::Refusal;
-use listener::LimitedListener;
+use listener::{ConnectionNumber, LimitedListener};
 use run::Run;
+
+use crate::limits::Connections;
+use crate::open_connections::OpenConnections;
 
 /// The most threads for the calls of all jobs together; the daemon needs others for its own work.
 const THREADS: usize = 16;
@@ -100,19 +103,31 @@ impl Tracking {
         clock: Arc<dyn Clock>,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<(Tracking, impl Future<Output = ()> + Send + 'static)> {
+        Tracking::start_with(listener, Connections::new(), clock, stop)
+    }
+
+    /// The same, with so many connections.
+    fn start_with(
+        listener: TcpListener,
+        connections: Connections,
+        clock: Arc<dyn Clock>,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<(Tracking, impl Future<Output = ()> + Send + 'static)> {
         let threads = Arc::new(Semaphore::new(THREADS));
-        let tracking = Tracking { address: listener.local_addr()?, clock, runs: Runs::default(), threads };
+        let places = OpenConnections::new(connections);
+        let runs = Runs { by_token: Arc::default(), places: places.clone() };
+        let tracking = Tracking { address: listener.local_addr()?, clock, runs, threads };
         let router = router(tracking.runs.clone());
         let serve = async move {
             let stop = stop.shared();
-            let limited = LimitedListener::new(listener);
-            let taken = limited.taken();
+            let limited = LimitedListener::new(listener, places.clone());
             let router = router.layer(map_response(move |mut answer: Response| {
-                if taken.are_scarce() {
+                if places.connections().are_scarce() {
                     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
                 std::future::ready(answer)
             }));
+            let router = router.into_make_service_with_connect_info::<ConnectionNumber>();
             let serve = axum::serve(limited, router).with_graceful_shutdown(stop.clone());
             tokio::select! {
                 _ = serve.into_future() => {} // it never fails
@@ -137,7 +152,7 @@ impl Tracking {
         let token = run.token.clone();
         tracing::debug!(replica = %run.replica, "serving tracking endpoint of job");
         let run = Arc::new(Run::new(run, self.clock.clone(), Arc::clone(&self.threads)));
-        self.runs.0.lock().insert(token.clone(), run.clone());
+        self.runs.by_token.lock().insert(token.clone(), run.clone());
         Registration { runs: self.runs.clone(), token, run }
     }
 }
@@ -151,16 +166,19 @@ pub(crate) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let mut runs = self.runs.0.lock();
+        let mut runs = self.runs.by_token.lock();
         if runs.get(&self.token).is_some_and(|run| Arc::ptr_eq(run, &self.run)) {
             runs.remove(&self.token);
         }
     }
 }
 
-/// The runs that are served, by token.
-#[derive(Clone, Default)]
-struct Runs(Arc<Mutex<HashMap<String, Arc<Run>>>>);
+/// The runs that are served, and the connections over which that is.
+#[derive(Clone)]
+struct Runs {
+    by_token: Arc<Mutex<HashMap<String, Arc<Run>>>>,
+    places: OpenConnections,
+}
 
 /// The run whose token is in a request.
 struct Caller(Arc<Run>);
@@ -171,7 +189,11 @@ impl FromRequestParts<Runs> for Caller {
     async fn from_request_parts(parts: &mut Parts, runs: &Runs) -> Result<Caller, Refusal> {
         let header = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = header.and_then(|value| value.strip_prefix("Bearer ")).ok_or_else(Refusal::stranger)?;
-        runs.0.lock().get(token).cloned().map(Caller).ok_or_else(Refusal::stranger)
+        let run = runs.by_token.lock().get(token).cloned().ok_or_else(Refusal::stranger)?;
+        if let Some(ConnectInfo(ConnectionNumber(number))) = parts.extensions.get() {
+            runs.places.belongs(*number, &run.facts.replica.to_string());
+        }
+        Ok(Caller(run))
     }
 }
 

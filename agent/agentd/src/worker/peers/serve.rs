@@ -98,7 +98,7 @@ impl Door {
                             let shaken = timeout(HANDSHAKE + ANSWER, shake(&tls, stream, from, shared));
                             match shaken.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                                 Ok((stream, peer, admission, watch)) => {
-                                    Some((Connection::new(stream, peer, admission, permit), watch))
+                                    Some((Connection::new(stream, peer, admission, Some(permit)), watch))
                                 }
                                 Err(error) => {
                                     info!(%from, %error, "refused connection at the peer port");

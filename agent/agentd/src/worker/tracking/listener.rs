@@ -1,9 +1,11 @@
 //! The connections of the tracking endpoint: their number, and how long a silent one is kept.
 //!
-//! Any process of the machine may connect, so no number of silent connections may block a job's calls or use up the
-//! daemon's descriptors. A silent connection is closed after a while, sooner if it never sent a whole request head;
-//! one without a valid token is closed after the refusal, and any one after its answer while more than half are
-//! taken. One too many gets status 503, on which MLflow's clients retry by themselves.
+//! Any process of the machine may connect, so no number of connections may block a job's calls or use up the daemon's
+//! descriptors. Where all are taken, one that no job is known to hold is closed for the next, and then one of the job
+//! that has most ([`open_connections`](crate::open_connections)). A silent connection is closed after a while, sooner
+//! if it never sent a whole request head; one without a valid token is closed after the refusal, and any one after its
+//! answer while more than half are taken. One that gets no place all the same gets status 503, on which MLflow's
+//! clients retry by themselves.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,12 +14,13 @@ use std::task::Context;
 use std::time::Duration;
 
 use agent_control::Peer;
-use axum::serve::Listener;
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::incoming::{Connection, Reads};
-use crate::limits::Connections;
+use crate::open_connections::{OpenConnection, OpenConnections};
 
 /// How long a connection is kept before its first whole request head.
 const UNHEARD: Duration = Duration::from_secs(10);
@@ -32,25 +35,31 @@ const COME_LATER: &[u8] =
 /// The listener of the endpoint.
 pub(super) struct LimitedListener {
     listener: TcpListener,
-    taken: Connections,
+    places: OpenConnections,
 }
 
 impl LimitedListener {
-    pub(super) fn new(listener: TcpListener) -> LimitedListener {
-        LimitedListener { listener, taken: Connections::new() }
+    pub(super) fn new(listener: TcpListener, places: OpenConnections) -> LimitedListener {
+        LimitedListener { listener, places }
     }
+}
 
-    /// The count of connections, to see how many are left.
-    pub(super) fn taken(&self) -> Connections {
-        self.taken.clone()
+/// The number of the place that a connection has; see [`OpenConnection::number`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConnectionNumber(pub(super) u64);
+
+impl Connected<IncomingStream<'_, LimitedListener>> for ConnectionNumber {
+    fn connect_info(stream: IncomingStream<'_, LimitedListener>) -> ConnectionNumber {
+        ConnectionNumber(stream.remote_addr().1)
     }
 }
 
 impl Listener for LimitedListener {
     type Io = Connection;
-    type Addr = SocketAddr;
+    /// With the number of the place.
+    type Addr = (SocketAddr, u64);
 
-    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             let (stream, address) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
@@ -60,31 +69,33 @@ impl Listener for LimitedListener {
                     continue;
                 }
             };
-            let Some(permit) = self.taken.permit() else {
+            let Some(place) = self.places.take(None).await else {
                 // If even this cannot be sent, the client sees a closed connection.
                 drop(stream.try_write(COME_LATER));
                 continue;
             };
             // Who calls is told by the token of each request.
             let peer = Peer::Nobody { from: address.to_string() };
-            return (Connection::new(stream, peer, Silence::new(), permit), address);
+            let number = place.number();
+            return (Connection::new(stream, peer, Silence::new(place), None), (address, number));
         }
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok((self.listener.local_addr()?, 0))
     }
 }
 
-/// Closes a connection that is silent for too long.
+/// Closes a connection that is silent for too long, or whose place another gets.
 struct Silence {
+    place: OpenConnection,
     until: Pin<Box<Sleep>>,
     head: Head,
 }
 
 impl Silence {
-    fn new() -> Silence {
-        Silence { until: Box::pin(sleep(UNHEARD)), head: Head::default() }
+    fn new(place: OpenConnection) -> Silence {
+        Silence { place, until: Box::pin(sleep(UNHEARD)), head: Head::default() }
     }
 }
 
@@ -112,13 +123,16 @@ impl Head {
 
 impl Reads for Silence {
     fn saw(&mut self, bytes: &mut [u8]) {
+        self.place.heard();
         if self.head.is_whole_with(bytes) {
             self.until.as_mut().reset(Instant::now() + SILENT);
         }
     }
 
     fn over(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
-        self.until.as_mut().poll(cx).is_ready().then(|| io::ErrorKind::TimedOut.into())
+        // Both are asked, so that either wakes the task.
+        let silent = self.until.as_mut().poll(cx).is_ready();
+        (self.place.is_over(cx) || silent).then(|| io::ErrorKind::TimedOut.into())
     }
 }
 

@@ -27,10 +27,15 @@ struct Fixture {
 
 impl Fixture {
     async fn new() -> Fixture {
+        Fixture::with(Connections::new()).await
+    }
+
+    async fn with(connections: Connections) -> Fixture {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (_stop, stopped) = oneshot::channel::<()>();
         let stop = async { drop(stopped.await) };
-        let (tracking, serve) = Tracking::start(listener, Arc::new(SystemClock), stop).unwrap();
+        let (tracking, serve) =
+            Tracking::start_with(listener, connections, Arc::new(SystemClock), stop).unwrap();
         let mut serving = JoinSet::new();
         serving.spawn(serve);
         let mut fixture = Fixture {
@@ -578,6 +583,40 @@ async fn test_inputs_and_models_of_a_run_are_told_and_empty_tags_are_tags() {
 fn test_experiment_ids_are_stable_numbers() {
     assert_eq!(experiment_id("exp one"), "921214234208740972");
     assert!(experiment_id("").len() <= 18 && experiment_id("").bytes().all(|byte| byte.is_ascii_digit()));
+}
+
+/// A call over a connection that stays open; whether it was answered. The answer is short and sent in one piece.
+async fn call_again(stream: &mut TcpStream, token: &str) -> bool {
+    let head = head_with("GET", "experiments/search", token, "");
+    let mut answer = vec![0; 64 << 10];
+    let sent = stream.write_all(head.as_bytes()).await;
+    sent.is_ok()
+        && stream.read(&mut answer).await.is_ok_and(|length| answer[..length].starts_with(b"HTTP/1.1 200"))
+}
+
+fn head_with(method: &str, call: &str, token: &str, more: &str) -> String {
+    format!("{method} {API}/{call} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n{more}\r\n")
+}
+
+#[tokio::test]
+async fn test_no_number_of_connections_takes_the_last_one_of_a_job() {
+    let fixture = Fixture::with(Connections::of_a_test()).await;
+    let _other = fixture.answer_for("other", "other", fixture.dir.path().join("other.jsonl"));
+    let mut kept = TcpStream::connect(fixture.tracking.address).await.unwrap();
+    assert!(call_again(&mut kept, "secret").await);
+    let body_to_come = head_with("POST", "runs/set-tag", "other", "Content-Length: 9\r\n");
+    let mut held = Vec::new();
+    for begun in ["", "GET / HTTP/1.1\r\n", &body_to_come, "GET / HTTP/1.1\r\n", &body_to_come] {
+        for _ in 0..20 {
+            let mut stream = TcpStream::connect(fixture.tracking.address).await.unwrap();
+            stream.write_all(begun.as_bytes()).await.unwrap();
+            held.push(stream);
+        }
+        let metric = json!({"run_id": "train", "key": "loss", "value": 1});
+        assert_eq!(fixture.post("runs/log-metric", metric).await.0, 200, "a new connection, {begun:?}");
+    }
+    assert!(call_again(&mut kept, "secret").await, "the connection that was first");
+    assert_eq!(fixture.records().len(), 5);
 }
 
 /// One job asks for more than it gets; others do not notice, and neither do the threads of the daemon.
