@@ -191,7 +191,7 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             azureml_stand_in: wire.azureml_stand_in,
             resumes: wire.resumes.map(TryInto::try_into).transpose()?,
         };
-        Ok(draft.validate()?)
+        Ok(JobSpec::try_from(draft)?)
     }
 }
 

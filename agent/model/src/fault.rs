@@ -86,6 +86,7 @@ codes! {
     JobNeverDue "JOB-108" User Retry::Never, "a job that it comes after ended otherwise";
     SessionRefused "JOB-109" User Retry::Never, "no session can be opened in the job";
     TasksFailed "JOB-110" User Retry::Never, "tasks of the array failed";
+    JobTooLarge "JOB-111" User Retry::Never, "the job is too large, or too many jobs wait";
     SnapshotUnreadable "SNP-101" User Retry::Never, "the code directory cannot be read";
     SnapshotUnsafe "SNP-102" User Retry::Never, "the code directory holds something that cannot be shipped";
     SnapshotMissing "SNP-103" Platform Retry::Never, "part of a snapshot is missing from the store";

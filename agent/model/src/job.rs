@@ -6,6 +6,7 @@
 
 mod array;
 mod distribution;
+mod extent;
 mod naming;
 mod policy;
 mod service;
@@ -347,8 +348,9 @@ impl std::ops::Deref for JobSpec {
 
 impl TryFrom<JobDraft> for JobSpec {
     type Error = Fault;
+    /// A job as it was accepted: how large it is does not matter any more.
     fn try_from(draft: JobDraft) -> Result<JobSpec, Fault> {
-        draft.validate()
+        draft.complete()
     }
 }
 
@@ -362,8 +364,13 @@ impl From<JobSpec> for JobDraft {
 pub const MAX_COMMAND: usize = 128 * 1024 - 1;
 
 impl JobDraft {
-    /// Checks every rule and fills in every default. The first broken rule is the fault.
-    pub fn validate(mut self) -> Result<JobSpec, Fault> {
+    /// Checks every rule for a job that is submitted, and fills in every default. The first broken rule is the fault.
+    pub fn validate(self) -> Result<JobSpec, Fault> {
+        self.check_extent()?;
+        self.complete()
+    }
+
+    fn complete(mut self) -> Result<JobSpec, Fault> {
         self.check_command()?;
         self.check_names()?;
         self.check_output_names()?;

@@ -70,6 +70,7 @@ fn page(code: Code) -> &'static str {
         Code::JobNeverDue => page!("JOB-108"),
         Code::SessionRefused => page!("JOB-109"),
         Code::TasksFailed => page!("JOB-110"),
+        Code::JobTooLarge => page!("JOB-111"),
         Code::SnapshotUnreadable => page!("SNP-101"),
         Code::SnapshotUnsafe => page!("SNP-102"),
         Code::SnapshotMissing => page!("SNP-103"),
