@@ -614,7 +614,6 @@ fn secrets(tally: &mut Tally, _: &Scale) {
         let job = submitted(&host, GAMES, &format!("exec bash -c '{slowly}'"), "secrets: {K: slow}\n");
         host.wait_for(&job, ENDED);
         let log = host.ctl(&["logs", &job]).ok().stdout;
-        // A part of it is not the value.
         assert_eq!(log, "****************\n****************\nhf_victim");
     });
     tally.case("somebody else has no such secret", || {

@@ -68,7 +68,7 @@ impl Pool<'_> {
     }
 
     fn show(&self) -> Option<v1::Pool> {
-        let listed = self.call(async |mut client| client.list(v1::ListPoolsRequest {}).await);
+        let listed = self.call(async |mut client| client.list(v1::ListPoolsRequest::default()).await);
         listed.expect("the controller answers").pools.into_iter().find(|pool| pool.name == "gpu")
     }
 
@@ -264,24 +264,7 @@ fn moods(tally: &mut Tally, _: &Scale) {
         set_mood(&bed, "");
         well(&id);
     });
-    calm(tally, "machines that cannot be listed: the pool says so", &|| {
-        set_mood(&bed, "blind");
-        let id = begins();
-        well(&id);
-        let pool = pool.becomes("it is told", 2 * SOON, |pool| {
-            pool.failure.as_ref().is_some_and(|failure| failure.what.contains("cannot be listed"))
-        });
-        assert!(pool.failure.expect("a failure").again_ms > 0);
-    });
-    calm(tally, "a machine that cannot be removed delays no new one", &|| {
-        let id = begins();
-        well(&id);
-        set_mood(&bed, "stubborn");
-        pool.becomes("it is not removed", SOON, |pool| {
-            pool.failure.as_ref().is_some_and(|failure| failure.what.contains("it does not want to go"))
-        });
-        well(&begins());
-    });
+    blind_and_stubborn(tally, &calm, &bed, &pool);
     calm(tally, "two for one: the second is told of, and left alone", &|| {
         set_mood(&bed, "twice");
         let id = begins();
@@ -362,20 +345,41 @@ fn care(tally: &mut Tally, _: &Scale) {
         assert_eq!(bed.machines(), 1);
         Pool { bed: &bed }.empties();
     });
+    made_and_failed(tally, &bed);
+    typed(tally, &bed);
+    tally.case("a pool that is removed lets its jobs end first", || {
+        let id = bed.client.submit(&job("sleep 5; echo done", 1));
+        bed.client.reached(&id, &["Running"]);
+        let pool = Pool { bed: &bed };
+        let request = v1::DeletePoolRequest { name: "gpu".to_owned() };
+        let left = pool.call(async move |mut client| client.delete(request).await).expect("it goes").machines;
+        assert_eq!(left.len(), 1);
+        assert_eq!(bed.client.ended(&id).state, "Completed");
+        eventually("the pool is gone", SOON, || pool.show().is_none().then_some(()));
+        assert_eq!(bed.machines(), 0);
+    });
+}
+
+/// The provider says that it failed after it made the machine.
+fn made_and_failed(tally: &mut Tally, bed: &Bed) {
     tally.case(
         "an error after the machine was made: the job that runs there meanwhile comes to its end",
         || {
-            set_mood(&bed, "fails-after");
+            set_mood(bed, "fails-after");
             let id = bed.client.submit(&job("sleep 15; echo done", 1));
             bed.client.reached(&id, &["Running"]);
-            let pool = Pool { bed: &bed };
+            let pool = Pool { bed };
             pool.becomes("its provider fails", SOON, |pool| pool.failure.is_some());
-            set_mood(&bed, "");
+            set_mood(bed, "");
             assert_eq!((bed.client.ended(&id).state.as_str(), bed.client.job(&id).epoch), ("Completed", 1));
             pool.set(v1::SetPoolRequest::default()).expect("a change, which ends a wait");
             pool.empties();
         },
     );
+}
+
+#[allow(clippy::disallowed_methods, reason = "types what people type")]
+fn typed(tally: &mut Tally, bed: &Bed) {
     tally.case("what people type", || {
         let said = |words: &[&str]| {
             let mut command = Command::new(binaries().join("agentctl"));
@@ -405,15 +409,30 @@ fn care(tally: &mut Tally, _: &Scale) {
         said(&["pool", "set", "gpu", "--min", "0"]).ok();
         said(&["pool", "show", "none"]).code(1).says("there is no pool `none`");
     });
-    tally.case("a pool that is removed lets its jobs end first", || {
-        let id = bed.client.submit(&job("sleep 5; echo done", 1));
-        bed.client.reached(&id, &["Running"]);
-        let pool = Pool { bed: &bed };
-        let request = v1::DeletePoolRequest { name: "gpu".to_owned() };
-        let left = pool.call(async move |mut client| client.delete(request).await).expect("it goes").machines;
-        assert_eq!(left.len(), 1);
+}
+
+/// Runs a case, after which nothing is left of it.
+type Calm<'a> = dyn Fn(&mut Tally, &str, &dyn Fn()) + 'a;
+
+/// A provider that cannot list its machines, and one that cannot remove them.
+fn blind_and_stubborn(tally: &mut Tally, calm: &Calm<'_>, bed: &Bed, pool: &Pool<'_>) {
+    calm(tally, "machines that cannot be listed: the pool says so", &|| {
+        set_mood(bed, "blind");
+        let id = bed.client.submit(&job("echo done", 1));
         assert_eq!(bed.client.ended(&id).state, "Completed");
-        eventually("the pool is gone", SOON, || pool.show().is_none().then_some(()));
-        assert_eq!(bed.machines(), 0);
+        let pool = pool.becomes("it is told", 2 * SOON, |pool| {
+            pool.failure.as_ref().is_some_and(|failure| failure.what.contains("cannot be listed"))
+        });
+        assert!(pool.failure.expect("a failure").again_ms > 0);
+    });
+    calm(tally, "a machine that cannot be removed delays no new one", &|| {
+        let id = bed.client.submit(&job("echo done", 1));
+        assert_eq!(bed.client.ended(&id).state, "Completed");
+        set_mood(bed, "stubborn");
+        pool.becomes("it is not removed", SOON, |pool| {
+            pool.failure.as_ref().is_some_and(|failure| failure.what.contains("it does not want to go"))
+        });
+        let id = bed.client.submit(&job("echo done", 1));
+        assert_eq!(bed.client.ended(&id).state, "Completed");
     });
 }

@@ -144,7 +144,7 @@ impl Client {
 
     /// A job as it stands.
     pub fn try_job(&self, job: &str) -> Result<v1::Job, Status> {
-        let request = v1::GetJobRequest { job: job.to_owned() };
+        let request = v1::GetJobRequest { job: job.to_owned(), ..Default::default() };
         Ok(self.wait(JobsClient::new(self.channel()).get(request))?.into_inner())
     }
 
@@ -177,7 +177,7 @@ impl Client {
 
     /// What happened to a job, in order.
     pub fn history(&self, job: &str) -> Vec<v1::HistoryEvent> {
-        let request = v1::GetJobRequest { job: job.to_owned() };
+        let request = v1::GetJobRequest { job: job.to_owned(), ..Default::default() };
         let answer = self.wait(JobsClient::new(self.channel()).history(request));
         answer.map(|answer| answer.into_inner().events).unwrap_or_default()
     }
@@ -309,14 +309,15 @@ impl Client {
 
     /// What an operator should know, as the controller says it.
     pub fn notices(&self) -> Result<Vec<String>, Status> {
-        let listed = self.wait(NodesClient::new(self.channel()).list(v1::ListNodesRequest {}))?.into_inner();
+        let listed =
+            self.wait(NodesClient::new(self.channel()).list(v1::ListNodesRequest::default()))?.into_inner();
         let notices = listed.controller.map(|controller| controller.notices).unwrap_or_default();
         Ok(notices.into_iter().map(|notice| notice.what).collect())
     }
 
     /// The machines of the controller.
     pub fn nodes(&self) -> Result<Vec<v1::Node>, Status> {
-        let listed = self.wait(NodesClient::new(self.channel()).list(v1::ListNodesRequest {}))?;
+        let listed = self.wait(NodesClient::new(self.channel()).list(v1::ListNodesRequest::default()))?;
         Ok(listed.into_inner().nodes)
     }
 }

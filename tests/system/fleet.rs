@@ -1,10 +1,12 @@
 //! One controller, nodes that join it over TLS, users who come from elsewhere: on the addresses of this machine.
 
 mod calls;
+mod ends;
 mod far;
 mod grants;
 mod joining;
 mod limits;
+mod names;
 mod networks;
 
 use std::fs::{self, File};

@@ -269,6 +269,12 @@ pub(crate) enum UserVerb {
         #[arg(long)]
         json: bool,
     },
+    /// End his certificates, after a machine of his was lost: he stays a user, and logs in again with a new code.
+    #[command(after_help = "Example:\n  agentctl user revoke ada && agentctl user add ada")]
+    Revoke {
+        /// His name.
+        name: String,
+    },
     /// Remove one: none of his certificates and codes is good any more.
     Remove {
         /// His name.

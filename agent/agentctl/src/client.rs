@@ -7,6 +7,7 @@
 //! The channel connects again by itself, so a [`Client`] stays usable after the daemon restarts; see
 //! [`Client::until_back`].
 
+mod lists;
 mod start;
 pub(crate) mod target;
 
@@ -279,11 +280,13 @@ impl Client {
         let array = self.whole_job(array).await?.job;
         let task = array.parse::<JobId>().ok().and_then(|array| array.task(index));
         let job = task.map_or_else(|| given.to_owned(), String::from);
-        answer(self.jobs().get(v1::GetJobRequest { job })).await
+        answer(self.jobs().get(v1::GetJobRequest { job, ..Default::default() })).await
     }
 
     async fn whole_job(&self, given: &str) -> Result<v1::Job, Failure> {
-        let get = |job: String| async { answer(self.jobs().get(v1::GetJobRequest { job })).await };
+        let get = |job: String| async {
+            answer(self.jobs().get(v1::GetJobRequest { job, ..Default::default() })).await
+        };
         if given != LAST {
             match get(given.to_owned()).await {
                 Err(Failure::Fault(fault)) if fault.code == Code::JobNotFound => {}
@@ -307,8 +310,7 @@ impl Client {
     }
 
     async fn found(&self, given: &str) -> Result<String, Failure> {
-        let request = v1::ListJobsRequest { limit: LOOKED_THROUGH, ..Default::default() };
-        let jobs = answer(self.jobs().list(request)).await?.jobs;
+        let jobs = self.latest_jobs(LOOKED_THROUGH).await?;
         Ok(find(given, &jobs, &self.own())?.to_owned())
     }
 
@@ -319,11 +321,6 @@ impl Client {
             return Ok(own_directories(None));
         }
         Ok(own_directories(self.machines().await?.controller))
-    }
-
-    /// The machines and the controller.
-    pub(crate) async fn machines(&self) -> Result<v1::ListNodesResponse, Failure> {
-        answer(self.nodes().list(v1::ListNodesRequest {})).await
     }
 
     /// All tracking records of the first `ranks` ranks of a job, from its latest attempt, as lines of JSON.

@@ -117,6 +117,7 @@ impl NodeApi {
                 heard_ms: standing.heard.map_or(0, |at| at.0),
                 why: standing.why,
             }),
+            more: false,
         }
     }
 

@@ -321,7 +321,8 @@ async fn start_controller(
     let usual = ControllerConfig::new(&config.state_dir, socket::operators(config));
     let limits = config.gangs.limits;
     let tunnels = config.listen.as_ref().map(|place| start_tunnels(place, config, supervisor));
-    let usual = ControllerConfig { tunnels, providers: providers::read(config)?, ..usual };
+    let (providers, mapped) = (providers::read(config)?, providers::mapped_names(config));
+    let usual = ControllerConfig { tunnels, providers, mapped, ..usual };
     let settings =
         ControllerConfig { terms, limits, archive_quota, keep_records, identity: identity.clone(), ..usual };
     let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())

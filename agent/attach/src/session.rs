@@ -36,6 +36,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 const PENALTY_PAUSE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 /// The most bytes kept of a command's output; our script prints less.
 const LONGEST_ANSWER: usize = 256 * 1024;
+/// A host that sends more for one command is not listened to any longer.
+const ENDLESS: usize = 4 * LONGEST_ANSWER;
 /// The bytes of a file that are sent at a time.
 const PIECE: usize = 128 * 1024;
 
@@ -135,6 +137,12 @@ pub enum CommandError {
         /// How long it was allowed to take.
         limit: Duration,
     },
+    /// It prints without end.
+    #[error("the host sent more than {} KiB while {doing}", ENDLESS / 1024)]
+    TooMuch {
+        /// What the command was for.
+        doing: &'static str,
+    },
     /// A file to send cannot be read.
     #[error("cannot read what is to be sent")]
     Source(#[source] std::io::Error),
@@ -220,11 +228,17 @@ impl Session {
         };
         let receive = async {
             let (mut ran, mut has_ended) = (Ran::default(), false);
-            let (mut out, mut err) = (Vec::new(), Vec::new());
+            let (mut out, mut err, mut came) = (Vec::new(), Vec::new(), 0);
             let keep = |kept: &mut Vec<u8>, data: &[u8]| {
                 kept.extend_from_slice(&data[..data.len().min(LONGEST_ANSWER.saturating_sub(kept.len()))]);
             };
             while let Some(message) = read.wait().await {
+                if let ChannelMsg::Data { data } | ChannelMsg::ExtendedData { data, .. } = &message {
+                    came += data.len();
+                }
+                if came > ENDLESS {
+                    return Err(CommandError::TooMuch { doing: command.doing });
+                }
                 match message {
                     ChannelMsg::Data { data } => keep(&mut out, &data),
                     ChannelMsg::ExtendedData { data, ext: 1 } => keep(&mut err, &data),

@@ -15,6 +15,7 @@ mod jobs;
 mod naming;
 mod nodes;
 mod outputs;
+mod pages;
 mod peers;
 mod pools;
 mod secrets;
@@ -73,6 +74,8 @@ pub(crate) struct Services {
     /// What nodes offer to users who want into a job.
     pub(crate) offers: Offers,
     pub(crate) pools: Pools,
+    /// The names of data that the operator gave.
+    pub(crate) mapped: crate::MappedNames,
     /// Which nodes have what.
     pub(crate) fanout: Arc<Mutex<Fanout>>,
     /// The authority that signs certificates, if other machines are served.

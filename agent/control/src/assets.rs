@@ -10,6 +10,7 @@
 
 mod register;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use agent_cas::gc::{Holder, Pin};
@@ -37,6 +38,8 @@ pub(crate) enum AssetError {
     Exists(AssetRef),
     #[error("another user has data for everybody with the name `{0}`")]
     Taken(String),
+    #[error("`{0}` is a name of the operator's `data_map`")]
+    Mapped(String),
     #[error("you have {MOST} versions of data already")]
     Many,
     #[error("there is no `{asked}`")]
@@ -141,16 +144,34 @@ impl Assets {
         Ok(())
     }
 
-    /// The job with the data itself in place of the names of data. A name that no user gave stays: a node may know it.
-    pub(crate) fn resolve(&self, draft: JobDraft, who: &Principal) -> Result<JobDraft, AssetError> {
-        let names = self.names.read();
+    /// The job with the data itself in place of the names of data, and for people what is not his own. A name that no user
+    /// gave stays: a node may know it; so does one of another user that is among those of the operator's `data_map`.
+    pub(crate) fn resolve(
+        &self,
+        draft: JobDraft,
+        who: &Principal,
+        mapped: &BTreeSet<String>,
+    ) -> Result<(JobDraft, Vec<String>), AssetError> {
+        let (names, mut notes) = (self.names.read(), Vec::new());
         let mut inputs = draft.inputs.clone();
         for (name, input) in &mut inputs {
             let Input::Data(DataInput { uri: DataUri::Asset(text), is_file, is_own_copy }) = &*input else {
                 continue;
             };
             let Some(reference) = AssetRef::parse(text) else { continue };
-            let Some(asset) = find(&reference, who, names.known.values())? else { continue };
+            let is_own = |asset: &&Asset| asset.owner.as_ref() == Some(who);
+            let known = names.known.values();
+            let asset = match mapped.contains(&reference.name) {
+                true => find(&reference, who, known.filter(is_own))?,
+                false => find(&reference, who, known)?,
+            };
+            let Some(asset) = asset else { continue };
+            if !is_own(&asset) {
+                let whose = asset.owner.as_ref().map_or("somebody".to_owned(), Principal::to_string);
+                let AssetRef { name: of, .. } = &reference;
+                let version = &asset.version;
+                notes.push(format!("inputs.{name} reads azureml:{of}:{version}, which {whose} made"));
+            }
             if *is_file && !asset.is_file() {
                 let (input, reference) = (format!("inputs.{name}"), reference.to_string());
                 return Err(AssetError::Folder { input, reference });
@@ -160,7 +181,7 @@ impl Assets {
                 sent => sent.clone(),
             };
         }
-        Ok(JobDraft { inputs, ..draft })
+        Ok((JobDraft { inputs, ..draft }, notes))
     }
 }
 

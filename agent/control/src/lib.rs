@@ -47,7 +47,7 @@ mod standby;
 mod store;
 mod tunnels;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -93,6 +93,8 @@ pub struct ControllerConfig {
     pub tunnels: Option<Tunnels>,
     /// What makes the machines of pools, by name.
     pub providers: BTreeMap<String, Provider>,
+    /// The names of data that its operator gave.
+    pub mapped: MappedNames,
 }
 
 impl ControllerConfig {
@@ -115,7 +117,36 @@ impl ControllerConfig {
             identity: None,
             tunnels: None,
             providers: BTreeMap::new(),
+            mapped: MappedNames::default(),
         }
+    }
+}
+
+/// The names of data in the operator's `data_map`, as they are when somebody asks. Clones ask the same.
+#[derive(Clone)]
+pub struct MappedNames(Arc<dyn Fn() -> BTreeSet<String> + Send + Sync>);
+
+impl MappedNames {
+    /// `names` may block.
+    pub fn new(names: impl Fn() -> BTreeSet<String> + Send + Sync + 'static) -> MappedNames {
+        MappedNames(Arc::new(names))
+    }
+
+    /// Blocks.
+    pub(crate) fn names(&self) -> BTreeSet<String> {
+        (self.0)()
+    }
+}
+
+impl Default for MappedNames {
+    fn default() -> MappedNames {
+        MappedNames::new(BTreeSet::new)
+    }
+}
+
+impl fmt::Debug for MappedNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MappedNames")
     }
 }
 
@@ -219,13 +250,14 @@ impl Controller {
                 operators: config.operators,
                 registry: registry.clone(),
                 sessions: api::Sessions::default(),
-                audit: audit::Audit::new(&home.join("audit.jsonl")),
+                audit: audit::Audit::new(&home),
                 clock: Arc::clone(&clock),
                 transfers: standby::Transfers::default(),
             };
             let services = api::Services {
                 gate,
                 identity: config.identity,
+                mapped: config.mapped,
                 tunnels: config.tunnels,
                 queue,
                 store: Arc::clone(&store),

@@ -102,7 +102,7 @@ impl<T> fmt::Debug for Reply<T> {
 /// All requests to the task. The methods of [`Queue`] describe them.
 #[derive(Debug)]
 enum Request {
-    Submit(Submission, Reply<Option<JobId>>),
+    Submit(Submission, Reply<Result<Option<JobId>, Fault>>),
     Cancel { job: JobId, who: String, reply: Reply<Option<JobView>> },
     Hold { job: JobId, held: bool, who: String, reply: Reply<Option<JobView>> },
     Job(JobId, Reply<Option<JobView>>),
@@ -209,8 +209,8 @@ impl Queue {
         self.requests.closed().await;
     }
 
-    /// Puts a job in line; `None` when its name is taken.
-    pub(crate) async fn submit(&self, new: Submission) -> Result<Option<JobId>, AskError> {
+    /// Puts a job in line; `None` when its name is taken, a fault when too much of its owner waits.
+    pub(crate) async fn submit(&self, new: Submission) -> Result<Result<Option<JobId>, Fault>, AskError> {
         self.ask(|reply| Request::Submit(new, reply)).await
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use agent_identity::{Certified, Subject, Token, TokenKind, same};
 use agent_model::{NodeId, Principal, Role, Timestamp, UserName};
 use parking_lot::RwLock;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
 use crate::queue::{AskError, Queue};
 use crate::store::{Document, Loaded, MemberRecord, RemovedRecord, TokenRecord, UserRecord};
@@ -81,6 +81,8 @@ pub(crate) struct Registry {
     known: Arc<RwLock<Known>>,
     /// Held during a change.
     changing: Arc<Mutex<()>>,
+    /// Counts the changes by which somebody may have lost something.
+    withdrawals: Arc<watch::Sender<u64>>,
     queue: Queue,
 }
 
@@ -88,7 +90,8 @@ impl Registry {
     pub(crate) fn new(loaded: &Loaded, queue: Queue) -> Registry {
         let mut known = Known::default();
         loaded.documents.iter().cloned().for_each(|document| known.put(document));
-        Registry { known: Arc::new(RwLock::new(known)), changing: Arc::default(), queue }
+        let withdrawals = Arc::new(watch::Sender::new(0));
+        Registry { known: Arc::new(RwLock::new(known)), changing: Arc::default(), withdrawals, queue }
     }
 
     /// Whether the holder of a certificate still belongs to the controller. A node shows the key on record or its
@@ -101,6 +104,11 @@ impl Registry {
             Principal::User { .. } | Principal::Local { .. } => true,
         };
         has_key && self.is_enrolled(&certificate.subject)
+    }
+
+    /// Changes whenever a user or a node is removed, certificates are revoked, or a role is changed.
+    pub(crate) fn withdrawals(&self) -> watch::Receiver<u64> {
+        self.withdrawals.subscribe()
     }
 
     /// Whether this name has this enrollment now.
@@ -281,6 +289,20 @@ impl Registry {
         Ok(true)
     }
 
+    /// From now on none of the user's certificates is valid, and he stays a user; false if there is no such user.
+    pub(crate) async fn revoke_user(&self, name: &UserName) -> Result<bool, TokenRefused> {
+        let _one = self.changing.lock().await;
+        let user = self.known.read().users.get(name).cloned();
+        let Some(user) = user else { return Ok(false) };
+        let enrollment = agent_identity::random_name().map_err(|_| TokenRefused::Chance)?;
+        let user = UserRecord { enrollment, ..user };
+        // It takes effect at once, also when the disk fails.
+        self.known.write().put(Document::User(user.clone()));
+        self.withdrawals.send_modify(|changes| *changes += 1);
+        self.queue.write(vec![Document::User(user)], Vec::new()).await?;
+        Ok(true)
+    }
+
     /// From now on no certificate of the node is valid; false if it has none.
     pub(crate) async fn remove_node(&self, node: &NodeId, now: Timestamp) -> Result<bool, AskError> {
         let _one = self.changing.lock().await;
@@ -316,8 +338,11 @@ impl Registry {
     /// Takes effect when it is on disk.
     async fn add(&self, documents: Vec<Document>) -> Result<(), AskError> {
         self.queue.write(documents.clone(), Vec::new()).await?;
-        let mut known = self.known.write();
-        documents.into_iter().for_each(|document| known.put(document));
+        {
+            let mut known = self.known.write();
+            documents.into_iter().for_each(|document| known.put(document));
+        }
+        self.withdrawals.send_modify(|changes| *changes += 1);
         Ok(())
     }
 
@@ -344,6 +369,7 @@ impl Registry {
                 }
             }
         }
+        self.withdrawals.send_modify(|changes| *changes += 1);
         self.queue.write(Vec::new(), names).await
     }
 }

@@ -19,6 +19,7 @@ mod pools;
 mod redo;
 mod rows;
 mod salvage;
+mod seats;
 mod sqlite;
 
 use std::collections::BTreeMap;
@@ -39,6 +40,9 @@ use agent_model::{
 };
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+
+use seats::Earlier;
+pub(crate) use seats::RankPlace;
 
 pub(crate) use arrays::ArrayRecord;
 pub(crate) use members::{MemberRecord, RemovedRecord, TokenRecord, UserRecord};
@@ -94,6 +98,9 @@ pub(crate) struct JobRecord {
     /// The replicas of the latest attempt; none while the job waits.
     #[serde(default)]
     pub(crate) replicas: Vec<ReplicaRecord>,
+    /// Where the attempts before were, the latest last; not those of a release that did not write it down.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) earlier: Vec<Earlier>,
     #[serde(default)]
     pub(crate) outcome: Option<Outcome>,
     /// When it was removed. Its name and its last attempt are kept, so that another job of the name has later
@@ -144,6 +151,7 @@ impl JobRecord {
             held: None,
             waits_for: Vec::new(),
             replicas: Vec::new(),
+            earlier: Vec::new(),
             outcome: None,
             removed_at: None,
             go: None,
@@ -164,6 +172,7 @@ impl JobRecord {
             spec: spec.unwrap_or(self.spec), // never fails: the draft is valid
             outcome: None,
             replicas: Vec::new(),
+            earlier: Vec::new(),
             cancel: None,
             left: None,
             so_far: None,

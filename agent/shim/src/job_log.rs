@@ -220,7 +220,6 @@ impl JobLog {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::os::fd::OwnedFd;
 
     use agent_shim::LogPolicy;
     use nix::fcntl::OFlag;
@@ -235,10 +234,7 @@ mod tests {
         let mut log = JobLog::new(Writer::open(dir.path(), policy).unwrap());
         let (output, input) = nix::unistd::pipe2(OFlag::O_NONBLOCK).unwrap();
         let mut input = File::from(input);
-        log.connect(
-            Started { pid: 0, output: OwnedFd::from(output), capacity: 0 },
-            Mask::of(secrets.iter().copied()),
-        );
+        log.connect(Started { pid: 0, output, capacity: 0 }, Mask::of(secrets.iter().copied()));
         let text = || std::fs::read_to_string(dir.path().join(format!("{:020}.seg", 0))).unwrap();
         let mut now = Instant::now();
         let mut texts = Vec::new();

@@ -17,6 +17,7 @@ impl From<Asset> for v1::Asset {
             visible_to_all: asset.visible_to_all,
             added_ms: asset.added_at.0,
             archived: asset.archived,
+            key: String::new(),
         }
     }
 }

@@ -70,12 +70,19 @@ pub struct CreateTokenResponse {
     #[prost(string, tag = "4")]
     pub id: ::prost::alloc::string::String,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListTokensRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListTokensRequest {
+    /// The id of the last one of the page before.
+    #[prost(string, tag = "1")]
+    pub after: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListTokensResponse {
     #[prost(message, repeated, tag = "1")]
     pub tokens: ::prost::alloc::vec::Vec<TokenInfo>,
+    /// More follow after the last one.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TokenInfo {
@@ -122,12 +129,26 @@ pub struct AddUserRequest {
     #[prost(uint64, tag = "3")]
     pub seconds: u64,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RevokeUserRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListUsersRequest {}
+pub struct RevokeUserResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListUsersRequest {
+    /// The name of the last one of the page before.
+    #[prost(string, tag = "1")]
+    pub after: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListUsersResponse {
     #[prost(message, repeated, tag = "1")]
     pub users: ::prost::alloc::vec::Vec<User>,
+    /// More follow after the last one.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct User {
@@ -453,6 +474,31 @@ pub mod identity_client {
                 .insert(GrpcMethod::new("agent.v1.Identity", "RemoveUser"));
             self.inner.unary(req, path, codec).await
         }
+        /// From here on none of his certificates is good for anything; he stays a user, and his codes stay good.
+        pub async fn revoke_user(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RevokeUserRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RevokeUserResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Identity/RevokeUser",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Identity", "RevokeUser"));
+            self.inner.unary(req, path, codec).await
+        }
         /// From here on the node's certificates are good for nothing, and its connection ends. Refused for one that has
         /// jobs, unless they may be taken for lost.
         pub async fn remove_node(
@@ -562,6 +608,14 @@ pub mod identity_server {
             request: tonic::Request<super::RemoveUserRequest>,
         ) -> std::result::Result<
             tonic::Response<super::RemoveUserResponse>,
+            tonic::Status,
+        >;
+        /// From here on none of his certificates is good for anything; he stays a user, and his codes stay good.
+        async fn revoke_user(
+            &self,
+            request: tonic::Request<super::RevokeUserRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RevokeUserResponse>,
             tonic::Status,
         >;
         /// From here on the node's certificates are good for nothing, and its connection ends. Refused for one that has
@@ -1048,6 +1102,51 @@ pub mod identity_server {
                     };
                     Box::pin(fut)
                 }
+                "/agent.v1.Identity/RevokeUser" => {
+                    #[allow(non_camel_case_types)]
+                    struct RevokeUserSvc<T: Identity>(pub Arc<T>);
+                    impl<
+                        T: Identity,
+                    > tonic::server::UnaryService<super::RevokeUserRequest>
+                    for RevokeUserSvc<T> {
+                        type Response = super::RevokeUserResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RevokeUserRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Identity>::revoke_user(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RevokeUserSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/agent.v1.Identity/RemoveNode" => {
                     #[allow(non_camel_case_types)]
                     struct RemoveNodeSvc<T: Identity>(pub Arc<T>);
@@ -1142,12 +1241,19 @@ pub struct SetSecretRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetSecretResponse {}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListSecretsRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSecretsRequest {
+    /// The name of the last one of the page before.
+    #[prost(string, tag = "1")]
+    pub after: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListSecretsResponse {
     #[prost(message, repeated, tag = "1")]
     pub secrets: ::prost::alloc::vec::Vec<SecretName>,
+    /// More follow after the last one.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SecretName {
@@ -1186,6 +1292,9 @@ pub struct Asset {
     pub added_ms: u64,
     #[prost(bool, tag = "9")]
     pub archived: bool,
+    /// Where it is in a list, which is sorted by it.
+    #[prost(string, tag = "10")]
+    pub key: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AddAssetRequest {
@@ -1208,11 +1317,17 @@ pub struct ListAssetsRequest {
     /// Empty: all.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
+    /// `Asset.key` of the last one of the page before.
+    #[prost(string, tag = "2")]
+    pub after: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListAssetsResponse {
     #[prost(message, repeated, tag = "1")]
     pub assets: ::prost::alloc::vec::Vec<Asset>,
+    /// More follow after the last one.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChangeAssetRequest {
@@ -1356,10 +1471,13 @@ pub struct SubmitResponse {
 pub struct GetJobRequest {
     #[prost(string, tag = "1")]
     pub job: ::prost::alloc::string::String,
+    /// Of its history: begin after so many events.
+    #[prost(uint64, tag = "2")]
+    pub after_events: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListJobsRequest {
-    /// At most this many; 0 is 50.
+    /// At most this many, and no more than fit an answer; 0 is 50.
     #[prost(uint32, tag = "1")]
     pub limit: u32,
     /// Only jobs that have not ended.
@@ -1408,6 +1526,9 @@ pub struct RemoveJobResponse {
 pub struct HistoryResponse {
     #[prost(message, repeated, tag = "1")]
     pub events: ::prost::alloc::vec::Vec<HistoryEvent>,
+    /// More follow after the last one.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
 }
 /// One thing that happened to a job.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3858,18 +3979,25 @@ pub struct DeclareLostResponse {
     #[prost(string, repeated, tag = "1")]
     pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListNodesRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListNodesRequest {
+    /// The name of the last node of the page before; empty for the first page.
+    #[prost(string, tag = "1")]
+    pub after: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListNodesResponse {
     #[prost(message, repeated, tag = "1")]
     pub nodes: ::prost::alloc::vec::Vec<Node>,
-    /// The daemon that answers.
+    /// The daemon that answers; its notices about nodes are those about the nodes of this page.
     #[prost(message, optional, tag = "2")]
     pub controller: ::core::option::Option<Controller>,
     /// Only of a daemon that is a node and no controller: it answers on its own machine, for itself alone.
     #[prost(message, optional, tag = "3")]
     pub uplink: ::core::option::Option<Uplink>,
+    /// More nodes follow after the last one.
+    #[prost(bool, tag = "4")]
+    pub more: bool,
 }
 /// How a node stands with its controller, as the node knows it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4095,10 +4223,10 @@ pub struct CachedEnvironment {
     pub uses: u32,
     #[prost(bool, tag = "9")]
     pub pinned: bool,
-    /// Digest of its lock, `hash/size`; empty for none.
+    /// Digest of its lock, `hash/size`; empty for none, and for callers that are no operators.
     #[prost(string, tag = "10")]
     pub lock: ::prost::alloc::string::String,
-    /// Digest of what its builder printed; empty for none.
+    /// Digest of what its builder printed; likewise.
     #[prost(string, tag = "11")]
     pub log: ::prost::alloc::string::String,
 }
@@ -5382,8 +5510,12 @@ pub struct SetPoolRequest {
     #[prost(bool, tag = "9")]
     pub change_labels: bool,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListPoolsRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListPoolsRequest {
+    /// The name of the last one of the page before.
+    #[prost(string, tag = "1")]
+    pub after: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListPoolsResponse {
     #[prost(message, repeated, tag = "1")]
@@ -5391,6 +5523,9 @@ pub struct ListPoolsResponse {
     /// The providers that the controller's configuration names.
     #[prost(string, repeated, tag = "2")]
     pub providers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// More follow after the last one.
+    #[prost(bool, tag = "3")]
+    pub more: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeletePoolRequest {

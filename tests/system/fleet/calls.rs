@@ -56,12 +56,12 @@ pub(super) fn channel(site: &Site, ours: &Authority, held: Option<&Credentials>)
 }
 
 /// Makes a call with nothing but the name of a job, which is the first field of every message that names one.
-fn call(channel: &Channel, path: &str, job: &str) -> Result<(), Status> {
+pub(super) fn call(channel: &Channel, path: &str, job: &str) -> Result<(), Status> {
     let call = async {
         let mut client = tonic::client::Grpc::new(channel.clone());
         let broken = |error: tonic::transport::Error| Status::unavailable(format!("{error:?}"));
         client.ready().await.map_err(broken)?;
-        let message = v1::GetJobRequest { job: job.into() };
+        let message = v1::GetJobRequest { job: job.into(), ..Default::default() };
         let codec = tonic_prost::ProstCodec::<v1::GetJobRequest, ()>::default();
         let path = PathAndQuery::try_from(path).unwrap();
         let mut answers = client.server_streaming(Request::new(message), path, codec).await?.into_inner();

@@ -2,9 +2,191 @@
 
 use std::fs;
 
+use agent_identity::{Authority, Contexts, Credentials};
+use agent_model::{Clock, Code, SystemClock};
+use agent_proto::v1;
+use agent_proto::v1::jobs_client::JobsClient;
+use agent_proto::v1::telemetry_client::TelemetryClient;
+use agent_tests::client::{Client, runtime};
 use agent_tests::{SOON, eventually};
+use tonic::Status;
+use tonic::transport::Channel;
 
-use super::Site;
+use super::{Site, calls};
+
+fn authority(site: &Site) -> Authority {
+    let state = site.controller.state();
+    Authority::open(&state.join("controller/authority.json"), SystemClock.now()).unwrap()
+}
+
+/// What anybody has.
+fn by_nobody(site: &Site) -> Channel {
+    calls::channel(site, &authority(site), None)
+}
+
+/// What a user has who writes his own client.
+pub(super) fn by_hand(site: &Site, user: &str) -> Channel {
+    let file = site.path(user).join(".config/agentctl/contexts.json");
+    calls::channel(site, &authority(site), Some(&Contexts::read(&file).unwrap().contexts["lab"]))
+}
+
+/// Submits what no client of ours would.
+fn submit(channel: &Channel, spec: v1::JobSpec) -> Result<String, Status> {
+    let request =
+        v1::SubmitRequest { request_id: Client::request_id(), spec: Some(spec), name_hint: "big".into() };
+    let submitted = runtime().block_on(JobsClient::new(channel.clone()).submit(request));
+    submitted.map(|answer| answer.into_inner().job)
+}
+
+fn spec() -> v1::JobSpec {
+    let draft = agent_model::JobDraft { command: "true".to_owned(), ..agent_model::JobDraft::default() };
+    draft.validate().unwrap().into()
+}
+
+#[test]
+fn test_a_job_larger_than_a_job_may_be_is_refused() {
+    let site = Site::new();
+    site.add_user("eve", "submit");
+    let eve = by_hand(&site, "eve");
+    let refused = |spec: v1::JobSpec, says: &str| {
+        let fault = agent_proto::fault(&submit(&eve, spec).unwrap_err());
+        assert_eq!(fault.code, Code::JobTooLarge);
+        assert!(fault.what.contains(says), "{fault}");
+    };
+    let long = "x".repeat(2_500_000);
+    refused(v1::JobSpec { description: long.clone(), ..spec() }, "`description` has 2,500,000 characters");
+    refused(v1::JobSpec { tags: [("t".into(), long)].into(), ..spec() }, "`tags.t` has 2,500,000");
+    let value = |n: usize| (format!("V{n}"), "x".repeat(100_000));
+    refused(
+        v1::JobSpec { environment_variables: (0..20).map(value).collect(), ..spec() },
+        "bytes as JSON, and at most 1,048,576",
+    );
+    // The command line says so before it sends anything.
+    let file = format!("command: 'true'\ndescription: '{}'\n", "x".repeat(10_001));
+    let project = site.project("eve", &file);
+    site.by("eve", &["submit", &project]).code(1).says("JOB-111").says("10,001 characters");
+    assert_eq!(site.json(&["jobs", "--json"])["jobs"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn test_lists_come_to_everybody_whatever_was_submitted() {
+    let site = Site::new();
+    ["ada", "eve"].iter().for_each(|user| site.add_user(user, "submit"));
+    let (ada, eve) = (by_hand(&site, "ada"), by_hand(&site, "eve"));
+    let value = |n: usize| (format!("V{n}"), "x".repeat(100_000));
+    for _ in 0..8 {
+        let large = v1::JobSpec {
+            environment_variables: (0..10).map(value).collect(),
+            visible_to_all: true,
+            ..spec()
+        };
+        submit(&eve, large).unwrap();
+    }
+    let small = submit(&ada, spec()).unwrap();
+    // A client that sets no limit of its own takes 4 MiB.
+    for active in [true, false] {
+        let (mut names, mut after) = (Vec::new(), String::new());
+        loop {
+            let request = v1::ListJobsRequest { limit: 1000, active, after, ..Default::default() };
+            let page = runtime().block_on(JobsClient::new(ada.clone()).list(request)).unwrap().into_inner();
+            names.extend(page.jobs.into_iter().map(|job| job.job));
+            after = names.last().cloned().unwrap_or_default();
+            if !page.more {
+                break;
+            }
+        }
+        assert_eq!((names.len(), &names[0]), (9, &small), "active: {active}");
+    }
+    for line in [&["jobs", "--all", "--json"][..], &["jobs", "--active", "--json"], &["status", "--json"]] {
+        for shown in [site.ctl(line).ok().json(), site.by("ada", line).ok().json()] {
+            assert_eq!(shown["jobs"].as_array().unwrap().len(), 9, "{line:?}");
+        }
+    }
+    site.by("ada", &["show", &small]).ok();
+    site.by("eve", &["cancel", "--all"]).ok();
+}
+
+#[test]
+fn test_only_so_many_jobs_of_a_user_wait() {
+    let site = Site::with(&[("AGENTD_LIMITS_PER_USER", "waiting=2")]);
+    ["ada", "eve"].iter().for_each(|user| site.add_user(user, "submit"));
+    let (ada, eve) = (by_hand(&site, "ada"), by_hand(&site, "eve"));
+    submit(&eve, v1::JobSpec { array: "0-99".into(), ..spec() }).unwrap();
+    let second = submit(&eve, spec()).unwrap();
+    let fault = agent_proto::fault(&submit(&eve, spec()).unwrap_err());
+    assert_eq!(fault.code, Code::JobTooLarge);
+    assert!(fault.what.contains("has 2 jobs that wait"), "{fault}");
+    assert!(fault.fix.unwrap().contains("make one array"));
+    submit(&ada, spec()).unwrap();
+    site.by("eve", &["cancel", &second]).ok();
+    submit(&eve, spec()).unwrap();
+}
+
+#[test]
+fn test_refused_calls_push_nothing_out_of_the_audit_log() {
+    let site = Site::new();
+    site.add_user("ada", "submit");
+    let (ada, nobody) = (by_hand(&site, "ada"), by_nobody(&site));
+    let unknown = format!("/agent.v1.Jobs/{}", "x".repeat(7_900));
+    for _ in 0..300 {
+        for (channel, code) in [(&ada, tonic::Code::Unimplemented), (&nobody, tonic::Code::Unauthenticated)] {
+            assert_eq!(calls::call(channel, &unknown, "a").unwrap_err().code(), code);
+        }
+        let denied = calls::call(&ada, "/agent.v1.Nodes/Preempt", "n0").unwrap_err();
+        assert_eq!(denied.code(), tonic::Code::PermissionDenied);
+        let refused = calls::call(&nobody, "/agent.v1.Jobs/Submit", "a").unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+    }
+    let read =
+        |file: &str| fs::read_to_string(site.controller.state().join("controller").join(file)).unwrap();
+    let (audit, refused) = (read("audit.jsonl"), read("refused.jsonl"));
+    for said in ["Identity/AddUser", "Identity/Login", "Nodes/Preempt"] {
+        assert!(audit.contains(said), "no {said} in {audit}");
+    }
+    let by_nobody = audit.lines().filter(|line| line.contains("nobody") && !line.contains("Identity/Login"));
+    assert!(audit.lines().count() < 20 && by_nobody.count() == 0, "{audit}");
+    assert!(refused.lines().count() < 20 && refused.contains("unknown call"), "{refused}");
+    for line in audit.lines().chain(refused.lines()) {
+        assert!(line.len() < 1_000, "{line}");
+    }
+}
+
+#[test]
+fn test_a_node_writes_logs_of_its_own_ranks_alone() {
+    let mut site = Site::new();
+    site.add_user("ada", "submit");
+    ["n0", "n1"].iter().for_each(|node| site.add_node(node, "127.0.0.1"));
+    let project = site.project("ada", "command: 'echo mine; sleep 600'\n");
+    let job = site.by("ada", &["submit", &project]).ok().stdout.trim().to_owned();
+    eventually("it runs", SOON, || site.by("ada", &["logs", &job]).stdout.contains("mine").then_some(()));
+    let on = site.json(&["show", &job, "--json"])["replicas"][0]["node"].as_str().unwrap().to_owned();
+    site.nodes.iter_mut().for_each(|node| node.kill()); // a process of a node speaks alone
+    let append = |node: usize, replica: String| {
+        let held = Credentials::read(&site.nodes[node].state().join("identity.json")).unwrap().unwrap();
+        let channel = calls::channel(&site, &authority(&site), Some(&held));
+        let (channel_name, data) = ("job".to_owned(), b"FORGED\n".to_vec().into());
+        let request = v1::AppendRequest { replica, channel: channel_name, offset: 5, data };
+        runtime().block_on(async {
+            let mut telemetry = TelemetryClient::new(channel);
+            let answers = telemetry.append(tokio_stream::once(request)).await?;
+            answers.into_inner().message().await
+        })
+    };
+    let (own, other) = if on == "n0" { (0, 1) } else { (1, 0) };
+    let code = |answer: Result<Option<v1::AppendResponse>, Status>| {
+        answer.map(|answer| answer.unwrap().failed).map_err(|status| agent_proto::fault(&status).code)
+    };
+    assert_eq!(code(append(other, format!("{job}.1.0"))), Err(Code::Denied), "the rank is on the other one");
+    for rank in [1, 5, 4_000_000_000_u64] {
+        for node in [own, other] {
+            assert_eq!(code(append(node, format!("{job}.1.{rank}"))), Err(Code::Fenced), "rank {rank}");
+        }
+    }
+    assert_eq!(code(append(own, format!("{job}.1.0"))), Ok(String::new()));
+    let archive = site.controller.state().join("controller/archive").join(&job);
+    let ranks: Vec<_> = fs::read_dir(&archive).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert!(ranks.iter().all(|name| name.to_string_lossy().starts_with("1.0.")), "{ranks:?}");
+}
 
 #[test]
 fn test_a_user_at_a_limit_waits_for_the_own_jobs_and_nobody_else_does() {

@@ -79,7 +79,7 @@ fn grace(job: &JobView) -> String {
 
 async fn wait(client: &Client, name: &str, output: &mut Output) -> Result<(), Failure> {
     output.busy(&format!("waiting for {name} to end"));
-    let request = v1::GetJobRequest { job: name.to_owned() };
+    let request = v1::GetJobRequest { job: name.to_owned(), ..Default::default() };
     let mut changes = answer(client.jobs().watch(request)).await?;
     let mut state = String::new();
     while let Some(job) = changes.next().await {

@@ -2,13 +2,12 @@
 //!
 //! The scripts call `agentctl job-names`, which prints nothing when no daemon answers in time.
 
-use agent_proto::v1;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use tokio::time::{Duration, timeout};
 
 use crate::cli::Cli;
-use crate::client::{Client, Target, answer};
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -26,12 +25,9 @@ pub(super) fn script(shell: Shell, output: &mut Output) -> Result<(), Failure> {
 
 /// Prints the names of jobs, newest first.
 pub(super) async fn job_names(to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
-    let names = async {
-        let request = v1::ListJobsRequest { limit: NAMES, ..Default::default() };
-        answer(Client::find(to).await?.jobs().list(request)).await
-    };
+    let names = async { Client::find(to).await?.latest_jobs(NAMES).await };
     match timeout(PATIENCE, names).await {
-        Ok(Ok(list)) => list.jobs.iter().try_for_each(|job| output.print(&format!("{}\n", job.job))),
+        Ok(Ok(jobs)) => jobs.iter().try_for_each(|job| output.print(&format!("{}\n", job.job))),
         _ => Ok(()),
     }
 }

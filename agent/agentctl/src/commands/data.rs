@@ -91,7 +91,7 @@ fn views(assets: Vec<v1::Asset>) -> Result<Vec<AssetView>, Failure> {
 
 async fn list(to: Option<&Target>, name: &str) -> Result<Vec<AssetView>, Failure> {
     let client = Client::find(to).await?;
-    views(answer(client.assets().list(v1::ListAssetsRequest { name: name.to_owned() })).await?.assets)
+    views(client.names_of_data(name).await?)
 }
 
 fn show(assets: &[AssetView], json: bool, nothing: &str, output: &mut Output) -> Result<(), Failure> {

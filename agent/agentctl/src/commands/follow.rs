@@ -172,7 +172,7 @@ impl Follower<'_> {
     /// Opens the streams and shows what they deliver, until all of them have ended.
     async fn session(&mut self, output: &mut Output) -> Result<(), Failure> {
         let mut events = Events::new();
-        let request = v1::GetJobRequest { job: self.job.to_owned() };
+        let request = v1::GetJobRequest { job: self.job.to_owned(), ..Default::default() };
         let changes = answer(self.client.jobs().watch(request)).await?;
         events.push(changes.map(|job| job.map(|job| FollowEvent::Job(Box::new(job)))).boxed_local());
         let logs: &[Stream] = if self.wants.story { &Stream::ALL } else { self.wants.log.as_slice() };
@@ -306,13 +306,12 @@ impl Follower<'_> {
 
     /// A short job may have ended before its environment was reported; its history has it.
     async fn recall_environment(&mut self, output: &mut Output) -> Result<(), Failure> {
-        let request = v1::GetJobRequest { job: self.job.to_owned() };
-        let history = answer(self.client.jobs().history(request)).await?;
+        let history = self.client.history(self.job).await?;
         let told = |event: &v1::HistoryEvent| {
             let (_, told) = event.text.split_once(": ")?;
             told.starts_with("environment ").then(|| told.to_owned())
         };
-        if let Some(told) = history.events.iter().rev().find_map(told) {
+        if let Some(told) = history.iter().rev().find_map(told) {
             output.note(&environment_line(&told));
         }
         Ok(())

@@ -45,7 +45,7 @@ pub(super) async fn token(verb: TokenVerb, to: Option<&Target>, output: &mut Out
             }
         }
         TokenVerb::List { json } => {
-            let tokens = answer(client.identity().list_tokens(v1::ListTokensRequest {})).await?.tokens;
+            let tokens = client.tokens().await?;
             if json {
                 return output.json(&tokens.iter().map(token_json).collect::<Vec<_>>());
             }
@@ -128,7 +128,7 @@ pub(super) async fn user(verb: UserVerb, to: Option<&Target>, output: &mut Outpu
             output.print(&format!("{}\n", made.token))
         }
         UserVerb::List { json } => {
-            let users = answer(client.identity().list_users(v1::ListUsersRequest {})).await?.users;
+            let users = client.users().await?;
             if json {
                 let shown = |user: &v1::User| json!({ "name": user.name, "role": user.role, "added_ms": user.added_ms });
                 return output.json(&users.iter().map(shown).collect::<Vec<_>>());
@@ -139,6 +139,13 @@ pub(super) async fn user(verb: UserVerb, to: Option<&Target>, output: &mut Outpu
             }
             let paper = output.paper();
             output.print(&users_table(&users, paper))
+        }
+        UserVerb::Revoke { name } => {
+            answer(client.identity().revoke_user(v1::RevokeUserRequest { name: name.clone() })).await?;
+            output.note(&format!(
+                "{name} is logged in nowhere any more, and stays a user; for a new code: agentctl user add {name}"
+            ));
+            Ok(())
         }
         UserVerb::Remove { name } => {
             answer(client.identity().remove_user(v1::RemoveUserRequest { name: name.clone() })).await?;

@@ -30,7 +30,7 @@ pub(super) async fn pool(verb: PoolVerb, to: Option<&Target>, output: &mut Outpu
             set(&client, request(name, false, provider, settings), output).await
         }
         PoolVerb::List { json } => {
-            let listed = answer(client.pools().list(v1::ListPoolsRequest {})).await?;
+            let listed = client.all_pools().await?;
             if json {
                 return output.json(&listed.pools.iter().map(to_json).collect::<Vec<_>>());
             }
@@ -105,7 +105,7 @@ async fn set(client: &Client, request: v1::SetPoolRequest, output: &mut Output) 
 }
 
 async fn find(client: &Client, name: &str) -> Result<v1::Pool, Failure> {
-    let pools = answer(client.pools().list(v1::ListPoolsRequest {})).await?.pools;
+    let pools = client.all_pools().await?.pools;
     pools.into_iter().find(|pool| pool.name == name).ok_or_else(|| {
         Fault::new(Code::NotKnownHere, format!("there is no pool `{name}`"))
             .fix("list them with `agentctl pool list`")

@@ -37,7 +37,7 @@ pub(super) async fn secret(
         }
         SecretVerb::List { json } => {
             let client = Client::find(to).await?;
-            let secrets = answer(client.secrets().list(v1::ListSecretsRequest {})).await?.secrets;
+            let secrets = client.secret_names().await?;
             if json {
                 let shown = |secret: &v1::SecretName| json!({ "name": secret.name, "set_ms": secret.set_ms });
                 output.json(&secrets.iter().map(shown).collect::<Vec<_>>())?;

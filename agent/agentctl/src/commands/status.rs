@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::view::{ControllerView, JobView, NodeView, NoticeView};
 use super::{doctor, gpus, jobs};
 use crate::cli::StatusArgs;
-use crate::client::{Client, Target, Whom, answer};
+use crate::client::{Client, Target, Whom};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, age, ago, clean, count, duration, wrap};
@@ -79,18 +79,15 @@ pub(super) async fn as_json(client: &Client) -> Result<Value, Failure> {
 impl Glance {
     /// Asks for everything at once.
     async fn take(client: &Client) -> Result<Glance, Failure> {
-        let recent = v1::ListJobsRequest { limit: LATEST, ..Default::default() };
-        let mut service = client.jobs();
         let (machines, active, recent, whom, others) = tokio::join!(
-            client.machines(),
-            jobs::list(client, 500, true, |_| true),
-            answer(service.list(recent)),
+            Box::pin(client.machines()),
+            Box::pin(jobs::list(client, 500, true, |_| true)),
+            Box::pin(client.latest_jobs(LATEST)),
             client.whom(),
             client.others(),
         );
-        let v1::ListNodesResponse { nodes, controller, uplink } = machines?;
-        let recent: Vec<JobView> =
-            recent?.jobs.into_iter().map(JobView::try_from).collect::<Result<_, _>>()?;
+        let v1::ListNodesResponse { nodes, controller, uplink, .. } = machines?;
+        let recent: Vec<JobView> = recent?.into_iter().map(JobView::try_from).collect::<Result<_, _>>()?;
         Ok(Glance {
             controller: controller.unwrap_or_default().into(),
             uplink: uplink.map(UplinkView::from),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::view::{FaultView, JobView};
 use crate::cli::JobJsonArgs;
-use crate::client::{Client, Target, answer};
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::text::{Tone, clean, cut, duration, moment, wrap};
 use crate::output::{Output, Paper, fault};
@@ -19,8 +19,7 @@ use crate::output::{Output, Paper, fault};
 pub(super) async fn why(args: &JobJsonArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
-    let request = v1::GetJobRequest { job: job.job.clone() };
-    let events = answer(client.jobs().history(request)).await?.events;
+    let events = client.history(&job.job).await?;
     if args.json {
         return output.json(&document(&job, &events, SystemClock.now()));
     }

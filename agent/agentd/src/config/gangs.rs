@@ -45,7 +45,8 @@ impl GangSettings {
             })?,
             wait: wait.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
             labels: said.parse("labels such as `rack=7, instance_type=Standard_NC6`", labels)?,
-            limits: limited.parse("some of `jobs`, `gpus` and `cpus`, such as `jobs=4, gpus=8`", limits)?,
+            limits: limited
+                .parse("some of `jobs`, `gpus`, `cpus` and `waiting`, such as `jobs=4, gpus=8`", limits)?,
         };
         Ok((settings, vec![address, ports, peer_port, wait, said, limited]))
     }
@@ -63,13 +64,14 @@ fn labels(text: &str) -> Option<BTreeMap<String, String>> {
 }
 
 fn limits(text: &str) -> Option<UserLimits> {
-    let mut limits = UserLimits::default();
+    let (mut limits, mut waiting) = (UserLimits::default(), None);
     for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
         let (what, most) = pair.split_once('=')?;
         let limit = match what.trim() {
             "jobs" => &mut limits.jobs,
             "gpus" => &mut limits.gpus,
             "cpus" => &mut limits.cpus,
+            "waiting" => &mut waiting,
             _ => return None,
         };
         let most = most.trim().parse().ok()?;
@@ -77,6 +79,7 @@ fn limits(text: &str) -> Option<UserLimits> {
             return None; // which of two is meant cannot be told
         }
     }
+    limits.waiting = waiting.unwrap_or(limits.waiting);
     Some(limits)
 }
 
@@ -104,8 +107,9 @@ mod tests {
     #[test]
     fn test_limits_are_named_once_each() {
         let (jobs, gpus) = (Some(4), Some(8));
-        assert_eq!(limits("jobs=4, gpus = 8"), Some(UserLimits { jobs, gpus, cpus: None }));
+        assert_eq!(limits("jobs=4, gpus = 8"), Some(UserLimits { jobs, gpus, ..UserLimits::default() }));
         assert_eq!(limits(""), Some(UserLimits::default()));
+        assert_eq!(limits("waiting=5"), Some(UserLimits { waiting: 5, ..UserLimits::default() }));
         for bad in ["jobs", "jobs=", "jobs=many", "jobs=-1", "memory=4", "jobs=1, jobs=2"] {
             assert_eq!(limits(bad), None, "{bad}");
         }

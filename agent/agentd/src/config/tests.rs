@@ -177,11 +177,14 @@ fn test_a_mapping_is_a_list_of_pairs() {
         let (_dir, flags) = file(text);
         Config::resolve(&flags, &Variables::default()).map(|config| config.gangs.limits)
     };
-    let expected = agent_control::UserLimits { jobs: Some(4), gpus: Some(8), cpus: None };
+    let expected = agent_control::UserLimits { jobs: Some(4), gpus: Some(8), ..Default::default() };
     assert_eq!(limits("limits_per_user: {jobs: 4, gpus: 8}").unwrap(), expected);
     assert_eq!(limits("limits_per_user: jobs=4, gpus=8").unwrap(), expected);
     let refused = limits("limits_per_user: {jbos: 4}").unwrap_err().to_string();
-    assert!(refused.contains("limits_per_user: expected some of `jobs`, `gpus` and `cpus`"), "{refused}");
+    assert!(
+        refused.contains("limits_per_user: expected some of `jobs`, `gpus`, `cpus` and `waiting`"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -1,13 +1,15 @@
-//! The file of providers, read when the controller starts.
+//! Files of an operator that the controller reads: that of providers, when it starts, and the names in that of data stores.
 
 use std::collections::BTreeMap;
 use std::io;
 
+use agent_control::MappedNames;
 use agent_model::yaml;
 use agent_pools::Provider;
 
 use super::StartError;
 use crate::config::{Config, PoolSettings};
+use crate::worker::data::stores::Stores;
 
 /// What makes the machines of pools; nothing without the file.
 pub(super) fn read(config: &Config) -> Result<BTreeMap<String, Provider>, StartError> {
@@ -26,4 +28,10 @@ pub(super) fn read(config: &Config) -> Result<BTreeMap<String, Provider>, StartE
         (name, made)
     };
     Ok(read.into_iter().map(provider).collect())
+}
+
+/// What the file of data stores says at the time. A file that cannot be read says nothing here; jobs that need it say why.
+pub(super) fn mapped_names(config: &Config) -> MappedNames {
+    let file = config.data.stores.clone();
+    MappedNames::new(move || Stores::read(&file).map(|stores| stores.names()).unwrap_or_default())
 }

@@ -98,6 +98,8 @@ impl SyncError {
 
 /// The lease until the controller states one.
 const FIRST_LEASE: Duration = Duration::from_secs(15);
+/// The most bytes of the orders to a node: each job in them may have a megabyte, as its document and as its message.
+const MOST_ORDERS: usize = 64 * 1024 * 1024;
 /// For how long a measurement of the machine is reported.
 const LOAD_KEPT: Duration = Duration::from_secs(1);
 /// How often an unchanged refusal is logged.
@@ -279,7 +281,8 @@ impl Reconciler {
         self.link.wishes.send_if_modified(|known| !std::mem::take(known).is_empty()); // may be withdrawn now
         // A report states the current state: one that is replaced before it is sent need not be sent.
         let (reports, stream) = watch::channel(self.report(true));
-        let mut client = WorkerClient::new(self.link.controller.clone());
+        let client = WorkerClient::new(self.link.controller.clone());
+        let mut client = client.max_decoding_message_size(MOST_ORDERS);
         let opened = tokio::time::timeout(FIRST_LEASE, client.sync(WatchStream::new(stream))).await;
         let orders = opened.map_err(|_| SyncError::Silent(FIRST_LEASE))?.map_err(SyncError::Ended)?;
         Ok(Conversation::new(reports, orders.into_inner()))

@@ -10,6 +10,8 @@
 //! Every call that may change something, except those about blobs and those that nodes make all the time, and every
 //! refusal is recorded: [`Audit`].
 
+mod standing;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -187,6 +189,7 @@ const IDENTITY: &[(&str, Rule)] = &[
     ("RevokeToken", Rule::Admin),
     ("AddUser", Rule::Admin),
     ("ListUsers", Rule::Admin),
+    ("RevokeUser", Rule::Admin),
     ("RemoveUser", Rule::Admin),
     ("RemoveNode", Rule::Admin),
 ];
@@ -412,17 +415,27 @@ pub(super) async fn guard(State(gate): State<Gate>, mut request: Request, next: 
             tonic::Code::PermissionDenied | tonic::Code::Unauthenticated | tonic::Code::Unimplemented
         )
     };
-    if is_audited(&path) || answer.as_ref().is_some_and(refused) {
+    let is_refused = answer.as_ref().is_some_and(refused);
+    if is_audited(&path) || is_refused {
+        let is_call = rule(&path).is_some();
         let entry = AuditEntry {
             at_ms: gate.clock.now(),
             who: peer.who().map_or_else(|| "nobody".to_owned(), |who| who.to_string()),
             from: peer.from().to_owned(),
-            call: path.trim_start_matches("/agent.v1.").to_owned(),
-            about: std::mem::take(&mut *about.lock()),
+            call: if is_call { path.trim_start_matches("/agent.v1.") } else { "unknown call" }.to_owned(),
+            about: if is_call { std::mem::take(&mut *about.lock()) } else { path },
             answer: answer.map_or_else(|| "ok".to_owned(), |status| status.message().to_owned()),
+            // Whoever has a token is known once it was good.
+            is_known: is_call && (peer.who().is_some() || !is_refused),
+            times: 1,
         };
+        let audit = gate.audit.clone();
         // An entry that is lost by a panic was reported in the daemon's log.
-        let _ = agent_blocking::spawn_blocking(move || gate.audit.write(&entry)).await;
+        let _ = agent_blocking::spawn_blocking(move || match is_refused {
+            true => audit.refuse(entry),
+            false => audit.write(entry),
+        })
+        .await;
     }
     response
 }
@@ -443,11 +456,13 @@ impl Gate {
         session: &str,
         about: &Arc<Mutex<String>>,
     ) -> Result<Option<Caller>, Status> {
-        let rule = rule(path).ok_or_else(|| Status::unimplemented(format!("there is no call `{path}`")))?;
-        if rule == Rule::Token {
+        let rule = rule(path);
+        if rule == Some(Rule::Token) {
             return Ok(None);
         }
+        // Whoever is not known learns nothing, not even which calls there are.
         self.standing(peer).map_err(|fault| agent_proto::status(&fault))?;
+        let rule = rule.ok_or_else(|| Status::unimplemented("there is no such call"))?;
         let Some(who) = peer.who() else { return Err(agent_proto::status(&nobody())) };
         let caller = Caller { who, peer: peer.clone(), gate: self.clone(), about: Arc::clone(about) };
         let is_node = matches!(caller.who, Principal::Node { .. });

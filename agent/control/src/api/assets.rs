@@ -1,17 +1,23 @@
 //! `Assets`: users give names to data, and find out what names mean.
 
+use std::collections::BTreeSet;
+
 use agent_model::asset::Asset;
 use agent_model::job::Input;
-use agent_model::{Code, Fault, JobSpec, Principal};
+use agent_model::{Code, DataInput, DataUri, Fault, JobSpec, Principal};
 use agent_proto::v1;
 use tonic::{Request, Response, Status};
 
+use super::pages::Page;
 use super::{Caller, Refusal, Services, invalid};
 use crate::assets::{AssetChange, AssetError, AssetWant};
 use crate::pins;
+use crate::store::Document;
 
-/// Most characters of a description.
+/// Most characters of a description, and of an address.
 const LONGEST: usize = 10_000;
+/// Most labels of a version.
+const LABELS: usize = 100;
 
 impl From<AssetError> for Refusal {
     fn from(error: AssetError) -> Refusal {
@@ -27,6 +33,9 @@ impl From<AssetError> for Refusal {
                 (Code::AssetInvalid, "leave out the version: then it gets the next number".to_owned())
             }
             AssetError::Taken(_) => {
+                (Code::AssetInvalid, "use another name, or keep it for yourself".to_owned())
+            }
+            AssetError::Mapped(_) => {
                 (Code::AssetInvalid, "use another name, or keep it for yourself".to_owned())
             }
             AssetError::Many => {
@@ -48,6 +57,25 @@ impl From<AssetError> for Refusal {
     }
 }
 
+/// Where data are, or the name of the file that they are.
+fn address_of(data: &Input) -> String {
+    match data {
+        Input::Data(data) => data.uri.to_string(),
+        Input::File { name, .. } => name.clone(),
+        Input::Folder(_) | Input::Literal(_) => String::new(),
+    }
+}
+
+/// A page of a list.
+fn listed(after: &str, assets: Vec<Asset>) -> v1::ListAssetsResponse {
+    let keyed = assets.into_iter().map(|asset| {
+        let key = Document::name_of_asset(&asset);
+        v1::Asset { key, ..asset.into() }
+    });
+    let page = Page::after(after, keyed, |asset| asset.key.clone());
+    v1::ListAssetsResponse { assets: page.entries, more: page.more }
+}
+
 impl Services {
     async fn add_asset(&self, request: v1::AddAssetRequest, caller: &Caller) -> Result<v1::Asset, Refusal> {
         let data = request.data.ok_or_else(|| invalid("`data` is missing"))?;
@@ -57,6 +85,12 @@ impl Services {
         }
         if request.description.chars().count() > LONGEST {
             return Err(invalid(format!("the description has more than {LONGEST} characters")).into());
+        }
+        if request.labels.len() > LABELS {
+            return Err(invalid(format!("there are more than {LABELS} labels")).into());
+        }
+        if address_of(&data).chars().count() > LONGEST {
+            return Err(invalid(format!("the address has more than {LONGEST} characters")).into());
         }
         let asset = Asset {
             name: request.name,
@@ -69,6 +103,9 @@ impl Services {
             added_at: self.gate.clock.now(),
             archived: false,
         };
+        if asset.visible_to_all && self.mapped_names().await?.contains(&asset.name) {
+            return Err(AssetError::Mapped(asset.name).into());
+        }
         self.require_room()?;
         // From here until its record is on disk nothing that it names is removed.
         let reads = agent_model::JobDraft {
@@ -83,9 +120,26 @@ impl Services {
     }
 
     /// The job with the data that its names mean for its owner; none of its outputs may be to get a name that is given.
-    pub(super) fn with_assets(&self, spec: JobSpec, owner: &Principal) -> Result<JobSpec, Refusal> {
+    /// Besides, what its owner should know of these data.
+    pub(super) async fn with_assets(
+        &self,
+        spec: JobSpec,
+        owner: &Principal,
+    ) -> Result<(JobSpec, Vec<String>), Refusal> {
         self.assets.require_free(&spec, owner)?;
-        Ok(self.assets.resolve(spec.into(), owner)?.validate()?)
+        let is_name = |input: &Input| matches!(input, Input::Data(DataInput { uri: DataUri::Asset(_), .. }));
+        let mapped = match spec.inputs.values().any(is_name) {
+            true => self.mapped_names().await?,
+            false => BTreeSet::new(),
+        };
+        let (draft, notes) = self.assets.resolve(spec.into(), owner, &mapped)?;
+        Ok((draft.validate()?, notes))
+    }
+
+    /// The names of data that the operator's `data_map` says.
+    async fn mapped_names(&self) -> Result<BTreeSet<String>, Refusal> {
+        let mapped = self.mapped.clone();
+        agent_blocking::spawn_blocking(move || mapped.names()).await.map_err(|_| Refusal::Stopping)
     }
 
     async fn change_asset(
@@ -108,7 +162,7 @@ impl Services {
         };
         let changed = self.assets.change(change).await?;
         caller.concerns(format!("data {}", request.name));
-        Ok(v1::ListAssetsResponse { assets: changed.into_iter().map(v1::Asset::from).collect() })
+        Ok(listed("", changed))
     }
 }
 
@@ -124,12 +178,10 @@ impl v1::assets_server::Assets for Services {
         request: Request<v1::ListAssetsRequest>,
     ) -> Result<Response<v1::ListAssetsResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let name = request.into_inner().name;
+        let v1::ListAssetsRequest { name, after } = request.into_inner();
         let mut assets = self.assets.readable(caller.who(), caller.is_operator().await);
         assets.retain(|asset| name.is_empty() || asset.name == name);
-        Ok(Response::new(v1::ListAssetsResponse {
-            assets: assets.into_iter().map(v1::Asset::from).collect(),
-        }))
+        Ok(Response::new(listed(&after, assets)))
     }
 
     async fn change(

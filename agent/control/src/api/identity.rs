@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status};
 
 use super::access::{About, Peer};
 use super::nodes::unknown_node;
+use super::pages::Page;
 use super::{Caller, Refusal, Services, invalid};
 use crate::queue::RemovedNode;
 use crate::registry::TokenRefused;
@@ -355,7 +356,7 @@ impl v1::identity_server::Identity for Services {
 
     async fn list_tokens(
         &self,
-        _: Request<v1::ListTokensRequest>,
+        request: Request<v1::ListTokensRequest>,
     ) -> Result<Response<v1::ListTokensResponse>, Status> {
         let info = |token: TokenRecord| v1::TokenInfo {
             id: token.id().to_owned(),
@@ -366,8 +367,9 @@ impl v1::identity_server::Identity for Services {
             labels: token.labels.into_iter().collect(),
             user: token.user.map(String::from).unwrap_or_default(),
         };
-        let tokens = self.gate.registry.tokens().into_iter().map(info).collect();
-        Ok(Response::new(v1::ListTokensResponse { tokens }))
+        let tokens = self.gate.registry.tokens().into_iter().map(info);
+        let page = Page::after(&request.get_ref().after, tokens, |token| token.id.clone());
+        Ok(Response::new(v1::ListTokensResponse { tokens: page.entries, more: page.more }))
     }
 
     async fn revoke_token(
@@ -395,14 +397,15 @@ impl v1::identity_server::Identity for Services {
 
     async fn list_users(
         &self,
-        _: Request<v1::ListUsersRequest>,
+        request: Request<v1::ListUsersRequest>,
     ) -> Result<Response<v1::ListUsersResponse>, Status> {
         let users = self.gate.registry.users().into_iter().map(|user| v1::User {
             name: user.name.into(),
             role: user.role.name().to_owned(),
             added_ms: user.added_at.0,
         });
-        Ok(Response::new(v1::ListUsersResponse { users: users.collect() }))
+        let page = Page::after(&request.get_ref().after, users, |user| user.name.clone());
+        Ok(Response::new(v1::ListUsersResponse { users: page.entries, more: page.more }))
     }
 
     async fn remove_user(
@@ -414,6 +417,20 @@ impl v1::identity_server::Identity for Services {
         caller.concerns(format!("user {name}"));
         match self.gate.registry.remove_user(&name).await.map_err(Refusal::from)? {
             true => Ok(Response::new(v1::RemoveUserResponse {})),
+            false => Err(unknown(format!("there is no user `{name}`"), "agentctl user list").into()),
+        }
+    }
+
+    async fn revoke_user(
+        &self,
+        request: Request<v1::RevokeUserRequest>,
+    ) -> Result<Response<v1::RevokeUserResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let name: UserName = request.into_inner().name.parse().map_err(Refusal::from)?;
+        caller.concerns(format!("user {name}"));
+        let revoked = self.gate.registry.revoke_user(&name).await;
+        match revoked.map_err(|refused| not_taken(refused, None))? {
+            true => Ok(Response::new(v1::RevokeUserResponse {})),
             false => Err(unknown(format!("there is no user `{name}`"), "agentctl user list").into()),
         }
     }

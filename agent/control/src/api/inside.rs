@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use agent_model::{Code, Fault, JobId, JobState, NodeId};
 use agent_proto::v1;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{Stream, stream};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -96,6 +96,8 @@ impl Serving {
                     Ok(Some(input)) if caller.still().is_ok() => Ok(Some((input, Serving::Taken(inputs, caller)))),
                     _ => Ok(None),
                 },
+                // Its user sees why.
+                _ = caller.until_lost() => Ok(None),
                 () = queue.closed() => Err(Refusal::Stopping.into()),
             },
         }
@@ -119,11 +121,12 @@ impl Services {
         caller.speaks_for(&node)?;
         let offered = Serving::Offered(outputs, self.offers.make(node));
         let queue = self.queue.clone();
+        let of_node = caller;
         let inputs = stream::try_unfold((offered, queue), |(serving, queue)| async move {
             let next = serving.next(&queue).await?;
             Ok(next.map(|(input, serving)| (input, (serving, queue))))
         });
-        Ok(inputs.boxed())
+        Ok(of_node.while_allowed(inputs))
     }
 
     /// Opens a session for a user in a job of his, or of anybody's for an operator.
@@ -140,12 +143,13 @@ impl Services {
             Err(_) => return Err(Refusal::from(unreached(&node)).into()),
         };
         let (outputs, taken) = oneshot::channel();
+        let of_user = caller.clone();
         let taker = Taker { first, inputs, caller, outputs };
         if offer.send(taker).is_err() {
             return Err(Refusal::from(unreached(&node)).into());
         }
         match timeout_at(end, taken).await {
-            Ok(Ok(outputs)) => Ok(outputs.boxed()),
+            Ok(Ok(outputs)) => Ok(of_user.while_allowed(outputs)),
             Ok(Err(_)) | Err(_) => Err(Refusal::from(unreached(&node)).into()),
         }
     }

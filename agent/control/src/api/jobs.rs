@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::inside::SessionStream;
+use super::pages::Page;
 use super::{Caller, Refusal, Services, ended, hide_what_it_does, invalid, to_wire};
 use crate::pins;
 use crate::queue::{JobView, Submission};
@@ -23,6 +24,8 @@ use crate::store::{Among, JobRecord};
 const PAGE: u32 = 50;
 /// The most jobs in a page.
 const LARGEST_PAGE: u32 = 1000;
+/// Jobs that are read from the disk at a time: each may have a megabyte.
+const READ: u32 = 32;
 /// Tasks of an array that are removed at a time.
 const REMOVALS: usize = 64;
 /// Names tried before a collision is called a bug.
@@ -33,7 +36,7 @@ impl Services {
         &self,
         request: v1::SubmitRequest,
         caller: &Caller,
-    ) -> Result<(JobId, Option<String>), Refusal> {
+    ) -> Result<(JobId, Vec<String>), Refusal> {
         let owner = caller.who();
         if request.request_id.is_empty() {
             return Err(invalid("`request_id` is empty").into());
@@ -41,7 +44,7 @@ impl Services {
         let spec = JobSpec::try_from(request.spec.ok_or_else(|| invalid("`spec` is missing"))?)?;
         let spec = spec.owned_by(Some(owner.clone()));
         if let Some(job) = self.store.submitted(&request.request_id).await? {
-            return Ok((job.id, None));
+            return Ok((job.id, Vec::new()));
         }
         if let Some(name) = spec.name.as_ref().filter(|name| name.as_task().is_some()) {
             return Err(Fault::new(Code::JobInvalid, format!("`{name}` cannot be the name of a job"))
@@ -49,15 +52,17 @@ impl Services {
                 .fix("give the job another `name`, or none")
                 .into());
         }
-        let spec = self.with_assets(spec, owner)?;
+        let (spec, notes) = self.with_assets(spec, owner).await?;
         self.require_room()?;
         let (spec, mut told) = self.pools.demand(spec)?;
+        let mut notes = notes;
         if told.is_some() {
             // Where one machine without GPUs is all there is, the job misses nothing that a pool could be meant for.
             let nodes = self.queue.nodes().await?;
             let plain = nodes.iter().all(|node| node.record.inventory.gpus.is_empty());
             told = told.filter(|_| nodes.len() > 1 || !plain);
         }
+        notes.extend(told);
         // From here until the job is on disk nothing that it names is removed.
         let _relied = self.collector.rely_on(pins::of_spec(&spec)).await;
         self.require_snapshots(&spec.snapshots()).await?;
@@ -78,11 +83,11 @@ impl Services {
                 after: known.as_ref().map(|job| job.epoch).unwrap_or_default(),
             };
             let taken = known.is_some_and(|job| !job.is_removed()) || self.has_tasks(&id, &spec).await?;
-            let accepted = if taken { None } else { self.queue.submit(new).await? };
+            let accepted = if taken { None } else { self.queue.submit(new).await?? };
             match accepted {
                 Some(id) => {
                     tracing::info!(job = %id, who = %caller, "queued job");
-                    return Ok((id, told));
+                    return Ok((id, notes));
                 }
                 None if spec.name.is_some() => {
                     return Err(Fault::new(Code::JobConflict, format!("there is a job `{id}` already"))
@@ -164,23 +169,37 @@ impl Services {
         live.retain(|view| before.is_none_or(|before| view.job.seq < before));
         live.retain(|view| view.job.task().map(|(array, _)| array) == array);
         live.sort_by_key(|view| std::cmp::Reverse(view.job.seq));
-        let mut views = if request.active {
-            live
-        } else {
-            self.queue.flush().await?;
-            let stored = self.store.page(among, before, limit + 1).await?;
-            let mut live: HashMap<_, _> = live.into_iter().map(|view| (view.job.id.clone(), view)).collect();
-            stored.into_iter().map(|job| live.remove(&job.id).unwrap_or_else(|| ended(job))).collect()
-        };
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let more = views.len() > limit;
-        views.truncate(limit);
         let all = caller.is_operator().await;
         let shown = |view: &JobView| match all || caller.owns(&view.job) || view.job.spec.visible_to_all {
             true => to_wire(view),
             false => hide_what_it_does(to_wire(view)),
         };
-        Ok(v1::ListJobsResponse { jobs: views.iter().map(shown).collect(), more })
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let mut page = Page::new();
+        if request.active {
+            let more = live.len() > limit;
+            let _ = live.iter().take(limit).all(|view| page.take(shown(view)));
+            return Ok(v1::ListJobsResponse { more: page.more || more, jobs: page.entries });
+        }
+        self.queue.flush().await?;
+        let mut live: HashMap<_, _> = live.into_iter().map(|view| (view.job.id.clone(), view)).collect();
+        let mut before = before;
+        let more = loop {
+            let stored = self.store.page(among, before, READ).await?;
+            let is_last = stored.len() < READ as usize;
+            before = stored.last().map(|job| job.seq);
+            for job in stored {
+                if page.entries.len() == limit {
+                    return Ok(v1::ListJobsResponse { jobs: page.entries, more: true });
+                }
+                let view = live.remove(&job.id).unwrap_or_else(|| ended(job));
+                page.take(shown(&view));
+            }
+            if is_last || page.more {
+                break page.more;
+            }
+        };
+        Ok(v1::ListJobsResponse { jobs: page.entries, more })
     }
 
     /// A job as it changes; one that ended has a single value.
@@ -257,17 +276,25 @@ impl Services {
         }
     }
 
-    async fn job_history(&self, id: &JobId, caller: &Caller) -> Result<v1::HistoryResponse, Refusal> {
+    async fn job_history(
+        &self,
+        request: v1::GetJobRequest,
+        caller: &Caller,
+    ) -> Result<v1::HistoryResponse, Refusal> {
+        let id = &id(&request.job)?;
         self.readable(id, caller).await?;
         self.queue.flush().await?;
         let events = self.store.history(id).await?;
-        let events = events.into_iter().map(|event| v1::HistoryEvent {
+        let before = usize::try_from(request.after_events).unwrap_or(usize::MAX);
+        let mut events = events.into_iter().skip(before).map(|event| v1::HistoryEvent {
             at_ms: event.at.0,
             epoch: event.epoch.0,
             node: event.node.map(String::from).unwrap_or_default(),
             text: event.text,
         });
-        Ok(v1::HistoryResponse { events: events.collect() })
+        let mut page = Page::new();
+        let _ = events.all(|event| page.take(event));
+        Ok(v1::HistoryResponse { events: page.entries, more: page.more })
     }
 }
 
@@ -305,9 +332,9 @@ impl v1::jobs_server::Jobs for Services {
         request: Request<v1::SubmitRequest>,
     ) -> Result<Response<v1::SubmitResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let (job, told) = self.submit_job(request.into_inner(), &caller).await?;
+        let (job, notes) = self.submit_job(request.into_inner(), &caller).await?;
         caller.concerns(format!("job {job}"));
-        Ok(Response::new(v1::SubmitResponse { job: job.into(), notes: told.into_iter().collect() }))
+        Ok(Response::new(v1::SubmitResponse { job: job.into(), notes }))
     }
 
     async fn get(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
@@ -330,7 +357,7 @@ impl v1::jobs_server::Jobs for Services {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let caller = Caller::of(&request)?;
         let receiver = self.watch_job(&id(&request.into_inner().job)?, &caller).await?;
-        Ok(Response::new(changes(receiver).boxed()))
+        Ok(Response::new(caller.while_allowed(changes(receiver))))
     }
 
     async fn cancel(&self, request: Request<v1::CancelJobRequest>) -> Result<Response<v1::Job>, Status> {
@@ -359,7 +386,7 @@ impl v1::jobs_server::Jobs for Services {
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::HistoryResponse>, Status> {
         let caller = Caller::of(&request)?;
-        Ok(Response::new(self.job_history(&id(&request.into_inner().job)?, &caller).await?))
+        Ok(Response::new(self.job_history(request.into_inner(), &caller).await?))
     }
 
     type SessionStream = SessionStream;

@@ -3,6 +3,7 @@
 //!
 //! Changes are logged with the caller's name; who may make them is in [`super::access`].
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use agent_model::machine::{EligibilityEvent, Liveness};
@@ -16,6 +17,7 @@ use futures_util::stream::{self, BoxStream};
 use tokio::time::{Instant, sleep_until};
 use tonic::{Request, Response, Status};
 
+use super::pages::Page;
 use super::sessions::{Twice, describe};
 use super::{Caller, Refusal, Services, invalid};
 use crate::queue::{DeclaredLost, JobView, Judgement, NodeState, Unproved, Wish, WishState};
@@ -37,14 +39,26 @@ pub(super) fn words(reason: &str) -> String {
 }
 
 impl Services {
-    async fn list_nodes(&self) -> Result<v1::ListNodesResponse, Refusal> {
+    async fn list_nodes(
+        &self,
+        request: &v1::ListNodesRequest,
+        caller: &Caller,
+    ) -> Result<v1::ListNodesResponse, Refusal> {
+        let all = caller.is_operator().await;
         let nodes = self.queue.nodes().await?;
         let jobs = self.queue.jobs().await?;
         let queued = jobs.iter().filter(|view| view.job.state == JobState::Queued).count();
-        let notices = self.notices().into_iter().chain(nodes.iter().filter_map(not_proved)).collect();
+        let unproved: BTreeMap<String, v1::Notice> =
+            nodes.iter().filter_map(|node| Some((node.record.id.to_string(), not_proved(node)?))).collect();
+        let wire = nodes.into_iter().map(|node| self.node_with_use(node, &jobs));
+        let wire = wire.map(|node| if all { node } else { without_digests(node) });
+        let page = Page::after(&request.after, wire, |node| node.node.clone());
+        let of_page = page.entries.iter().filter_map(|node| unproved.get(&node.node).cloned());
+        let notices = self.notices().into_iter().chain(of_page).collect();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(v1::ListNodesResponse {
-            nodes: nodes.into_iter().map(|node| self.node_with_use(node, &jobs)).collect(),
+            nodes: page.entries,
+            more: page.more,
             controller: Some(v1::Controller {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 started_ms: self.about.started_at.0,
@@ -290,6 +304,14 @@ fn not_done(wish: &Wish, connected: bool, uses: u32, within: Duration) -> Fault 
     }
 }
 
+/// A node as it is shown to whoever is no operator: with a digest he could read what is in the environments of others.
+fn without_digests(mut node: v1::Node) -> v1::Node {
+    for environment in node.inventory.iter_mut().flat_map(|inventory| &mut inventory.environments) {
+        (environment.lock, environment.log) = (String::new(), String::new());
+    }
+    node
+}
+
 pub(super) fn unknown_node(id: &NodeId) -> Fault {
     Fault::new(Code::NodeUnknown, format!("there is no machine `{id}`"))
         .fix("list them with `agentctl nodes`")
@@ -408,9 +430,9 @@ fn to_wire(node: NodeState) -> v1::Node {
 impl v1::nodes_server::Nodes for Services {
     async fn list(
         &self,
-        _: Request<v1::ListNodesRequest>,
+        request: Request<v1::ListNodesRequest>,
     ) -> Result<Response<v1::ListNodesResponse>, Status> {
-        Ok(Response::new(self.list_nodes().await?))
+        Ok(Response::new(self.list_nodes(request.get_ref(), &Caller::of(&request)?).await?))
     }
 
     async fn keep_awake(

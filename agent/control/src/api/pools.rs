@@ -6,6 +6,7 @@ use agent_model::PoolName;
 use agent_proto::v1;
 use tonic::{Request, Response, Status};
 
+use super::pages::Page;
 use super::{Caller, Refusal, Services, invalid};
 use crate::pools::{MachineReport, PoolChange, PoolReport};
 
@@ -83,11 +84,13 @@ impl v1::pools_server::Pools for Services {
 
     async fn list(
         &self,
-        _: Request<v1::ListPoolsRequest>,
+        request: Request<v1::ListPoolsRequest>,
     ) -> Result<Response<v1::ListPoolsResponse>, Status> {
-        let pools = self.pools.list().await?.into_iter().map(Into::into).collect();
+        let pools = self.pools.list().await?.into_iter().map(v1::Pool::from);
+        let page = Page::after(&request.get_ref().after, pools, |pool| pool.name.clone());
         Ok(Response::new(v1::ListPoolsResponse {
-            pools,
+            pools: page.entries,
+            more: page.more,
             providers: self.pools.providers().cloned().collect(),
         }))
     }

@@ -6,6 +6,7 @@ use agent_model::{Code, Fault, JobSpec, NodeId, Principal, ReplicaId};
 use agent_proto::v1;
 use tonic::{Request, Response, Status};
 
+use super::pages::Page;
 use super::{Caller, Refusal, Services, unknown_job};
 use crate::queue::Standing;
 use crate::secrets::{SecretError, Secrets};
@@ -96,9 +97,11 @@ impl v1::secrets_server::Secrets for Services {
         request: Request<v1::ListSecretsRequest>,
     ) -> Result<Response<v1::ListSecretsResponse>, Status> {
         let owner = Caller::of(&request)?.who().clone();
+        let after = request.into_inner().after;
         let list = self.with_secrets(move |secrets| secrets.list(&owner)).await?;
-        let secrets = list.into_iter().map(|(name, set)| v1::SecretName { name, set_ms: set.0 }).collect();
-        Ok(Response::new(v1::ListSecretsResponse { secrets }))
+        let secrets = list.into_iter().map(|(name, set)| v1::SecretName { name, set_ms: set.0 });
+        let page = Page::after(&after, secrets, |secret| secret.name.clone());
+        Ok(Response::new(v1::ListSecretsResponse { secrets: page.entries, more: page.more }))
     }
 
     async fn remove(

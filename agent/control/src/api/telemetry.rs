@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{Caller, Refusal, Services, invalid};
 use crate::archive::{self, Archive, ArchiveError, Channel, LogFile};
 use crate::queue::{JobView, Standing};
+use crate::store::RankPlace;
 
 /// Bytes taken from an append stream before they are written.
 const BATCH: usize = 4 * 1024 * 1024;
@@ -170,13 +171,19 @@ impl Intake {
     }
 }
 
-/// A node with a certificate may not write logs of replicas on other nodes.
+/// A node writes the logs of those ranks alone that it has or had. What the controller does not know yet, because it is
+/// ahead of the record, is looked at when it is known.
 async fn require_its_own(services: &Services, caller: &Caller, replica: &ReplicaId) -> Result<(), Refusal> {
-    let job = services.queue.job(&replica.job).await?.map(|view| view.job);
-    let latest = job.filter(|job| job.epoch == replica.epoch);
-    match latest.as_ref().and_then(|job| job.rank(replica.rank)) {
-        Some(placed) => caller.speaks_for(&placed.node),
-        None => Ok(()),
+    let job = match services.queue.job(&replica.job).await? {
+        Some(view) => Some(view.job),
+        None => services.store.job(&replica.job).await?.map(Arc::new),
+    };
+    let Some(job) = job.filter(|job| replica.epoch <= job.epoch && !job.is_removed()) else { return Ok(()) };
+    match job.seat(replica) {
+        RankPlace::On(node) => caller.speaks_for(node),
+        RankPlace::Unrecorded => Ok(()),
+        RankPlace::NotYet => Err(Refusal::Unheard),
+        RankPlace::Nowhere => Err(no_attempt(replica).into()),
     }
 }
 
@@ -441,8 +448,9 @@ impl v1::telemetry_server::Telemetry for Services {
         request: Request<Streaming<v1::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
         let caller = Caller::of(&request)?;
+        let of_stream = caller.clone();
         let intake = Intake::new(self.clone(), request.into_inner().boxed(), caller);
-        Ok(Response::new(intake.answers()))
+        Ok(Response::new(of_stream.while_allowed(intake.answers())))
     }
 
     async fn read_log(
@@ -469,7 +477,7 @@ impl v1::telemetry_server::Telemetry for Services {
             offset: piece.offset,
             data: piece.data,
         });
-        Ok(Response::new(pieces.boxed()))
+        Ok(Response::new(caller.while_allowed(pieces)))
     }
 
     async fn read_tracking(
@@ -494,6 +502,6 @@ impl v1::telemetry_server::Telemetry for Services {
             offset: piece.offset,
             lines: piece.data,
         });
-        Ok(Response::new(pieces.boxed()))
+        Ok(Response::new(caller.while_allowed(pieces)))
     }
 }

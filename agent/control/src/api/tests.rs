@@ -131,7 +131,8 @@ async fn test_submission_counts_once_and_is_checked() {
     assert_eq!(code(&rig.try_submit("", request("b")).await.unwrap_err()), Code::RequestInvalid);
     let spec = v1::JobSpec { command: String::new(), ..request("b") };
     assert_eq!(code(&rig.try_submit("r3", spec).await.unwrap_err()), Code::JobInvalid);
-    let unknown = rig.jobs.get(v1::GetJobRequest { job: "b".into() }).await.unwrap_err();
+    let unknown =
+        rig.jobs.get(v1::GetJobRequest { job: "b".into(), ..Default::default() }).await.unwrap_err();
     assert_eq!(code(&unknown), Code::JobNotFound);
 
     rig.kill().await;
@@ -292,7 +293,7 @@ async fn test_silent_node_keeps_its_job_until_it_speaks_again() {
     node.step("a.1.0", ReplicaStep::Running).await;
     let silent = rig.until("a", |job| job.state == "NotResponding").await;
     assert!(silent.detail.contains("does not answer"));
-    let nodes = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner();
+    let nodes = rig.nodes.list(v1::ListNodesRequest::default()).await.unwrap().into_inner();
     assert_eq!((nodes.nodes[0].liveness.as_str(), nodes.nodes[0].slots_used), ("not_responding", 1));
     assert_eq!((nodes.controller.unwrap().running, nodes.nodes.len()), (1, 1));
     node.report().await;

@@ -63,6 +63,7 @@ impl Session {
                     Ok(orders) => return Ok(Some(self.to_wire(&orders))),
                     Err(_) => return Err(superseded()),
                 },
+                lost = self.caller.until_lost() => return Err(lost),
                 () = self.queue.closed() => return Err(Refusal::Stopping.into()),
             }
         }

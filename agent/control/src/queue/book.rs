@@ -28,6 +28,7 @@ mod preemption;
 mod ranks;
 mod replicas;
 mod resume;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;

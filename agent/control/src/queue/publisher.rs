@@ -59,7 +59,7 @@ impl Publisher {
         tracing::trace!(?request);
         let book = &mut self.book;
         match request {
-            Request::Submit(new, reply) => reply.hold(book.submit(new, now)),
+            Request::Submit(new, reply) => reply.hold(book.try_submit(new, now)),
             Request::Cancel { job, who, reply } => {
                 let known = book.cancel(&job, &who, now);
                 reply.hold(known.and_then(|()| self.view(&job)))

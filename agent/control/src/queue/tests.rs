@@ -90,7 +90,7 @@ async fn test_failed_commit_is_told_hidden_and_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     let (queue, store, _tasks) = start(dir.path()).await;
     let first: JobId = "first".parse().unwrap();
-    queue.submit(submission("first")).await.unwrap().unwrap();
+    queue.submit(submission("first")).await.unwrap().unwrap().unwrap();
     let mut watch = queue.watch(&first).await.unwrap().unwrap();
     watch.mark_unchanged();
 
@@ -114,7 +114,7 @@ async fn test_messages_that_wait_together_share_a_commit() {
     let mut all = JoinSet::new();
     for i in 0..200 {
         let queue = queue.clone();
-        all.spawn(async move { queue.submit(submission(&format!("j{i}"))).await.unwrap().unwrap() });
+        all.spawn(async move { queue.submit(submission(&format!("j{i}"))).await.unwrap().unwrap().unwrap() });
     }
     assert_eq!(all.join_all().await.len(), 200);
     assert!(store.commits.load(Ordering::SeqCst) <= 20, "{:?}", store.commits);
@@ -125,7 +125,7 @@ async fn test_messages_that_wait_together_share_a_commit() {
 async fn test_queue_says_when_it_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let (queue, _store, mut tasks) = start(dir.path()).await;
-    queue.submit(submission("a")).await.unwrap();
+    queue.submit(submission("a")).await.unwrap().unwrap();
     let mut watch = queue.watch(&"a".parse().unwrap()).await.unwrap().unwrap();
     watch.mark_unchanged();
     tasks.shutdown().await;

@@ -13,8 +13,8 @@ use agent_model::words::count;
 
 use super::{Pending, Room, Wait};
 
-/// The most that the jobs of one user may have at a time; without a number there is no limit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The most that the jobs of one user may have at a time; where there is no number there is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UserLimits {
     /// Jobs that are placed on nodes; one of several ranks is one job.
     pub jobs: Option<u32>,
@@ -22,6 +22,19 @@ pub struct UserLimits {
     pub gpus: Option<u32>,
     /// Processors that they reserved with `resources.cpus`, of all ranks.
     pub cpus: Option<u32>,
+    /// Jobs that wait; an array is one job.
+    pub waiting: u32,
+}
+
+impl UserLimits {
+    /// How many jobs of a user may wait where nobody set another number.
+    pub const WAITING: u32 = 10_000;
+}
+
+impl Default for UserLimits {
+    fn default() -> UserLimits {
+        UserLimits { jobs: None, gpus: None, cpus: None, waiting: UserLimits::WAITING }
+    }
 }
 
 /// What is limited.

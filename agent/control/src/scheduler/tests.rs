@@ -492,7 +492,7 @@ proptest! {
         }).collect();
         let pythons: Pythons<'_> = rooms.iter().zip(&said)
             .filter_map(|(room, said)| Some((&room.node, &said.as_ref()?[..]))).collect();
-        let limits = UserLimits { jobs: most_jobs, gpus: most_gpus, cpus: None };
+        let limits = UserLimits { jobs: most_jobs, gpus: most_gpus, ..UserLimits::default() };
         let decided = super::place(&pending, rooms.clone(), &pythons, limits);
 
         // Every job is placed once or waits once, with a text.

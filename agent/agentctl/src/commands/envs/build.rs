@@ -12,7 +12,7 @@ use agent_proto::v1;
 use serde_json::json;
 
 use crate::cli::EnvBuildArgs;
-use crate::client::{Client, Target, answer};
+use crate::client::{Client, Target};
 use crate::commands::follow::{Ended, Wants, follow};
 use crate::commands::submit;
 use crate::failure::{DETACHED, Failure};
@@ -62,11 +62,10 @@ pub(super) async fn build(
 
 /// Reads from the job's history the key, and whether the environment was built or existed already.
 async fn made(client: &Client, job: &str) -> Result<(String, bool), Failure> {
-    let request = v1::GetJobRequest { job: job.to_owned() };
-    let history = answer(client.jobs().history(request)).await?;
+    let history = client.history(job).await?;
     let told = |event: &v1::HistoryEvent| outcome(&event.text);
     let unknown = || Fault::new(Code::Bug, "the job ended without a word about its environment");
-    Ok(history.events.iter().rev().find_map(told).ok_or_else(unknown)?)
+    Ok(history.iter().rev().find_map(told).ok_or_else(unknown)?)
 }
 
 /// The key in `environment KEY built in 41 s` or `environment KEY reused`, and whether it was built.

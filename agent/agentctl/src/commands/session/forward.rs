@@ -99,7 +99,8 @@ async fn accept(port: u16, listener: TcpListener) -> (u16, TcpListener, TcpStrea
 
 /// Waits until a job has ended; its state then.
 async fn ended(client: &Client, job: &str) -> Result<String, Failure> {
-    let mut states = answer(client.jobs().watch(v1::GetJobRequest { job: job.to_owned() })).await?;
+    let mut states =
+        answer(client.jobs().watch(v1::GetJobRequest { job: job.to_owned(), ..Default::default() })).await?;
     while let Ok(Some(seen)) = states.message().await {
         let job = JobView::try_from(seen)?;
         if job.has_ended() {

@@ -7,12 +7,13 @@
 //! Invariants: an error never quotes the value of a setting; a file with settings is not readable for everybody; a
 //! store takes outputs only if the file says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use agent_model::DataUri;
+use agent_model::asset::AssetRef;
 use agent_model::yaml::{self, At, Node};
 use agent_runtime::data::{Options, UploadTarget};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
@@ -145,6 +146,12 @@ impl Stores {
             true => Err(StoresError::Open { file: file.to_owned() }),
             false => Ok(stores),
         }
+    }
+
+    /// The names of data in `data_map`, without their versions.
+    pub(crate) fn names(&self) -> BTreeSet<String> {
+        let named = self.map.keys().filter_map(|key| AssetRef::parse(key.strip_prefix("azureml:")?));
+        named.map(|reference| reference.name).collect()
     }
 
     /// Where an address is.

@@ -14,7 +14,7 @@ use super::*;
 async fn call(channel: &Channel, path: &str) -> Result<(), Status> {
     let mut client = tonic::client::Grpc::new(channel.clone());
     client.ready().await.unwrap();
-    let message = v1::GetJobRequest { job: "a".into() };
+    let message = v1::GetJobRequest { job: "a".into(), ..Default::default() };
     let codec = tonic_prost::ProstCodec::<v1::GetJobRequest, ()>::default();
     let path = PathAndQuery::try_from(path).unwrap();
     let mut answers = client.server_streaming(Request::new(message), path, codec).await?.into_inner();
@@ -104,15 +104,17 @@ async fn test_a_job_is_its_owners_after_a_restart_too() {
     rig.stop().await;
     let rig = Rig::start(dir.path()).await;
     let mut stranger = v1::jobs_client::JobsClient::new(connect(&dir.path().join("stranger")).await);
-    let job = v1::GetJobRequest { job: "theirs".into() };
+    let job = v1::GetJobRequest { job: "theirs".into(), ..Default::default() };
     assert_eq!(stranger.get(job).await.unwrap().into_inner().owner, format!("uid {STRANGER}"));
     let canceled = stranger.cancel(v1::CancelJobRequest { job: "theirs".into() }).await.unwrap().into_inner();
     assert_eq!(canceled.state, "Canceled");
-    let job = v1::GetJobRequest { job: "theirs".into() };
+    let job = v1::GetJobRequest { job: "theirs".into(), ..Default::default() };
     let history = stranger.history(job).await.unwrap().into_inner().events;
     assert!(history.iter().any(|event| event.text == format!("canceled by uid {STRANGER}")), "{history:?}");
     assert_eq!(
-        code(&stranger.get(v1::GetJobRequest { job: "none".into() }).await.unwrap_err()),
+        code(
+            &stranger.get(v1::GetJobRequest { job: "none".into(), ..Default::default() }).await.unwrap_err()
+        ),
         Code::JobNotFound
     );
     rig.stop().await;
@@ -133,7 +135,12 @@ async fn test_secrets_are_their_owners_and_told_to_the_node_that_runs_the_job() 
         ..request("")
     };
     let job = rig.try_submit("r", spec(&format!("uid {STRANGER}"))).await.unwrap();
-    let shown = rig.jobs.get(v1::GetJobRequest { job: job.clone() }).await.unwrap().into_inner();
+    let shown = rig
+        .jobs
+        .get(v1::GetJobRequest { job: job.clone(), ..Default::default() })
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(shown.spec.as_ref().unwrap().owner, format!("uid {OWN}"), "a client does not say whose it is");
     assert!(!format!("{shown:?}").contains("hunter2"));
 
@@ -148,7 +155,7 @@ async fn test_secrets_are_their_owners_and_told_to_the_node_that_runs_the_job() 
     assert_eq!((code(&refused), refused.message().contains("wandb")), (Code::JobInvalid, true), "{refused}");
     let listed = |channel: Channel| async {
         let mut secrets = v1::secrets_client::SecretsClient::new(channel);
-        secrets.list(v1::ListSecretsRequest {}).await.unwrap().into_inner().secrets
+        secrets.list(v1::ListSecretsRequest::default()).await.unwrap().into_inner().secrets
     };
     assert_eq!((listed(own.clone()).await.len(), listed(stranger).await.len()), (1, 0));
 

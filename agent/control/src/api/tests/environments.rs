@@ -30,7 +30,8 @@ async fn wanted(node: &mut Node, wanted: &[(&str, &str)]) {
 async fn known(rig: &Rig, environments: usize) {
     within("the inventory to be heard", async {
         loop {
-            let nodes = rig.nodes.clone().list(v1::ListNodesRequest {}).await.unwrap().into_inner().nodes;
+            let nodes =
+                rig.nodes.clone().list(v1::ListNodesRequest::default()).await.unwrap().into_inner().nodes;
             let inventory = nodes.first().and_then(|node| node.inventory.as_ref());
             if inventory.is_some_and(|inventory| inventory.environments.len() == environments) {
                 return;

@@ -45,7 +45,8 @@ async fn test_job_outlives_the_loss_of_everything_the_controller_knew() {
     wipe(dir.path());
 
     let mut rig = Rig::start(dir.path()).await;
-    let about = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner().controller.unwrap();
+    let about =
+        rig.nodes.list(v1::ListNodesRequest::default()).await.unwrap().into_inner().controller.unwrap();
     let [notice] = &about.notices[..] else { panic!("{:?}", about.notices) };
     assert!(notice.what.contains("damaged") && notice.fix.contains("db.damaged-1"), "{notice:?}");
     let mut node = Node::rejoin(&rig, 2, "boot-1", held).await;
@@ -60,10 +61,12 @@ async fn test_job_outlives_the_loss_of_everything_the_controller_knew() {
     rig.stop().await;
 
     let mut rig = Rig::start(dir.path()).await;
-    let again = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner().controller.unwrap();
+    let again =
+        rig.nodes.list(v1::ListNodesRequest::default()).await.unwrap().into_inner().controller.unwrap();
     assert_eq!((again.incarnation, again.notices), (about.incarnation, about.notices));
     std::fs::remove_file(dir.path().join("controller/db.damaged-1")).unwrap();
-    let again = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner().controller.unwrap();
+    let again =
+        rig.nodes.list(v1::ListNodesRequest::default()).await.unwrap().into_inner().controller.unwrap();
     assert_eq!(again.notices, [], "who removed it has seen it");
     assert_eq!(rig.get("a").await.state, "Completed");
     rig.stop().await;
@@ -87,7 +90,8 @@ async fn test_backup_that_is_older_than_a_running_job_ends_and_doubles_nothing()
     node.step("a.1.0", ReplicaStep::Running).await;
     rig.until("a", |job| job.state == "Running").await;
     let held = node.held.clone();
-    let known = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner().controller.unwrap();
+    let known =
+        rig.nodes.list(v1::ListNodesRequest::default()).await.unwrap().into_inner().controller.unwrap();
     rig.kill().await;
     // As if on another machine: the files of the one that was killed are still in use here.
     let other = tempfile::tempdir().unwrap();
@@ -95,7 +99,8 @@ async fn test_backup_that_is_older_than_a_running_job_ends_and_doubles_nothing()
     std::fs::write(other.path().join("controller/db"), backup).unwrap();
 
     let mut rig = Rig::start(other.path()).await;
-    let about = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner().controller.unwrap();
+    let about =
+        rig.nodes.list(v1::ListNodesRequest::default()).await.unwrap().into_inner().controller.unwrap();
     assert_ne!(about.incarnation, known.incarnation);
     assert!(about.notices[0].what.contains("restored from a backup"), "{:?}", about.notices);
     assert!(rig.get("a").await.detail.contains("box must first say"), "{}", rig.get("a").await.detail);
@@ -148,12 +153,14 @@ async fn test_full_disk_takes_no_new_job_and_ends_those_there_are() {
     assert!(rig.cancel("b").await.cancel_requested, "and so do cancels");
     node.deliver("a.1.0", outcome(0, b"")).await.unwrap();
     assert_eq!(rig.ended("a").await.state, "Completed");
-    let about = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner().controller.unwrap();
+    let about =
+        rig.nodes.list(v1::ListNodesRequest::default()).await.unwrap().into_inner().controller.unwrap();
     assert!(about.notices[0].what.contains("disk of the controller is full"), "{:?}", about.notices);
 
     std::fs::remove_file(dir.join("filler")).unwrap();
     rig.submit("after").await;
-    let about = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner().controller.unwrap();
+    let about =
+        rig.nodes.list(v1::ListNodesRequest::default()).await.unwrap().into_inner().controller.unwrap();
     assert_eq!(about.notices, [], "all is well again without a restart");
     rig.kill().await;
 

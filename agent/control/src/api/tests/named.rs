@@ -45,8 +45,12 @@ async fn run(rig: &mut Rig, node: &mut Node, spec: v1::JobSpec, end: v1::Outcome
 /// What a name means, oldest first: the version and the data.
 async fn versions(rig: &Rig, name: &str) -> Vec<(String, Input)> {
     let mut assets = rig.assets().await;
-    let mut list =
-        assets.list(v1::ListAssetsRequest { name: name.into() }).await.unwrap().into_inner().assets;
+    let mut list = assets
+        .list(v1::ListAssetsRequest { name: name.into(), ..Default::default() })
+        .await
+        .unwrap()
+        .into_inner()
+        .assets;
     list.sort_by(|one, other| one.version.cmp(&other.version));
     list.into_iter().map(|asset| (asset.version, asset.data.unwrap().try_into().unwrap())).collect()
 }

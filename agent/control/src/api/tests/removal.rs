@@ -28,7 +28,7 @@ async fn test_a_removed_job_is_gone_and_its_name_is_free() {
     remove(&rig, "a").await.unwrap();
     assert!(!logs.exists());
     assert_eq!(code(&remove(&rig, "a").await.unwrap_err()), Code::JobNotFound);
-    let get = v1::GetJobRequest { job: "a".into() };
+    let get = v1::GetJobRequest { job: "a".into(), ..Default::default() };
     assert_eq!(code(&rig.jobs.get(get).await.unwrap_err()), Code::JobNotFound);
     let left = rig.jobs.list(v1::ListJobsRequest::default()).await.unwrap().into_inner().jobs;
     assert!(left.is_empty(), "{left:?}");

@@ -124,7 +124,7 @@ impl Rig {
     }
 
     pub(super) async fn get(&mut self, job: &str) -> v1::Job {
-        self.jobs.get(v1::GetJobRequest { job: job.into() }).await.unwrap().into_inner()
+        self.jobs.get(v1::GetJobRequest { job: job.into(), ..Default::default() }).await.unwrap().into_inner()
     }
 
     pub(super) async fn cancel(&mut self, job: &str) -> v1::Job {
@@ -132,12 +132,17 @@ impl Rig {
     }
 
     pub(super) async fn history(&mut self, job: &str) -> Vec<String> {
-        let answer = self.jobs.history(v1::GetJobRequest { job: job.into() }).await.unwrap();
+        let answer =
+            self.jobs.history(v1::GetJobRequest { job: job.into(), ..Default::default() }).await.unwrap();
         answer.into_inner().events.into_iter().map(|event| event.text).collect()
     }
 
     pub(super) async fn watch(&mut self, job: &str) -> Streaming<v1::Job> {
-        self.jobs.watch(v1::GetJobRequest { job: job.into() }).await.unwrap().into_inner()
+        self.jobs
+            .watch(v1::GetJobRequest { job: job.into(), ..Default::default() })
+            .await
+            .unwrap()
+            .into_inner()
     }
 
     /// Waits until the job looks as wanted.

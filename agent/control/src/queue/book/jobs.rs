@@ -10,6 +10,7 @@ use std::sync::Arc;
 use agent_model::{Epoch, JobEvent, JobId, JobState, NodeId, Verdict};
 
 use super::Moment;
+use super::waiting::Amounts;
 use crate::store::{Changes, Event, JobRecord};
 
 /// How many ended jobs stay in memory, so that a repeated submission that arrives just after the end of its job still
@@ -27,6 +28,8 @@ pub(super) struct Jobs {
     /// Jobs that ended before, whose records changed since.
     amended: BTreeMap<JobId, Arc<JobRecord>>,
     events: Vec<Event>,
+    /// How large they are.
+    pub(super) amounts: Amounts,
 }
 
 impl Jobs {
@@ -37,6 +40,7 @@ impl Jobs {
 
     /// Takes in a job as it is on disk.
     pub(super) fn load(&mut self, job: JobRecord) {
+        self.amounts.add(&job);
         self.requests.insert(job.request.clone(), job.id.clone());
         self.active.insert(job.id.clone(), Arc::new(job));
     }
@@ -44,6 +48,7 @@ impl Jobs {
     /// Takes in a job that is not on disk yet, and gives it the next place in the order of submission.
     pub(super) fn add(&mut self, job: JobRecord) -> &Arc<JobRecord> {
         self.last_seq += 1;
+        self.amounts.add(&job);
         self.unwritten.insert(job.id.clone());
         self.requests.insert(job.request.clone(), job.id.clone());
         let job = Arc::new(JobRecord { seq: self.last_seq, ..job });
@@ -141,6 +146,7 @@ impl Jobs {
                 && let Some(job) = self.active.remove(&id)
             {
                 self.requests.remove(&job.request);
+                self.amounts.remove(&job);
                 let exit =
                     job.outcome.as_ref().and_then(|outcome| outcome.exit).map(|exit| exit.shell_code());
                 tracing::info!(job = %id, state = job.state.name(), exit, "ended job");

@@ -119,7 +119,7 @@ impl Book {
         self.jobs.edit(id, |job| {
             job.avoid = Some(node).filter(|_| fault.retry == Retry::OtherNode);
             job.not_before = Some(now.wall + wait);
-            job.replicas.clear();
+            job.leave_replicas();
         });
         self.jobs.get(id).into_iter().for_each(|job| self.line.join(job));
         self.replan = true;
