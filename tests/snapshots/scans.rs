@@ -25,7 +25,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         id: "S3",
-        promise: "odd things in a directory are left out or refused, and never followed",
+        promise: "odd things in a directory are kept, left out or refused, and never followed",
         run: odd,
     },
     Row { id: "S4", promise: "what git ignores is ignored, and nothing else", run: ignored },
@@ -227,7 +227,7 @@ fn odd(tally: &mut Tally, _: &Scale) {
                 use std::os::unix::ffi::OsStrExt;
                 fs::write(code.join(std::ffi::OsStr::from_bytes(b"\xff\xfe")), "x").expect("a file");
             }),
-            &[],
+            &["\u{fffd}\u{fffd}"],
         ),
         (
             "a file that is not readable, for who may read anything",

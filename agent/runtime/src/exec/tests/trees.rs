@@ -88,13 +88,12 @@ async fn grow_and_end(name: &str, script: &str, way: Way, without: Vec<Controlle
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let what = format!("{name}, {way:?}, without {without:?}, round {round}");
-    let bench = Bench::new();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let word = format!("{}", 7_000_000_000 + u64::from(std::process::id()) * 1000 + u64::from(number));
-    let (replica, script) = (format!("tree-{word}.1.0"), script.replace("$T", &word));
+    let (mark, script) = (format!("tree-{word}"), script.replace("$T", &word));
+    let bench = Bench::new();
     let mut launch = launch_of(&["bash", "-c", &script]);
-    launch.env.insert("AGENTD_TEST".into(), replica.clone());
-    launch.replica = replica.parse().unwrap();
+    launch.env.insert("AGENTD_TEST".into(), mark);
     launch.limits = Limits { memory: None, pids: Some(100) };
     launch.cgroup = Some(CgroupRequest { root: None, without });
     let running = bench.executor.launch(&bench.dir, &launch, None).await.unwrap();
