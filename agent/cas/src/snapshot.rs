@@ -25,6 +25,12 @@ mod survey;
 mod tree;
 mod walk;
 
+use std::os::fd::{AsFd, OwnedFd};
+
+use agent_fs::Links;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
 pub use ground::Owner;
 pub use materialize::{Laid, MaterializeError, download, download_parts};
 pub use outputs::{Elsewhere, scan_outputs};
@@ -47,3 +53,8 @@ pub const MAX_FILES: u64 = 4_000_000;
 
 /// Bytes of the longest path in a tree, and of the longest target of a link: what Linux takes.
 pub const MAX_PATH: usize = 4095;
+
+/// Opens an entry below an open directory, following no link, by the text of its path ([`agent_fs::name_of_text`]).
+fn open_text_beneath(root: impl AsFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    agent_fs::open_beneath(root, &*agent_fs::name_of_text(path), flags, mode, Links::Never)
+}

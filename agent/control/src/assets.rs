@@ -168,8 +168,7 @@ impl Assets {
             let Some(asset) = asset else { continue };
             if !is_own(&asset) {
                 let whose = asset.owner.as_ref().map_or("somebody".to_owned(), Principal::to_string);
-                let AssetRef { name: of, .. } = &reference;
-                let version = &asset.version;
+                let (of, version) = (&reference.name, &asset.version);
                 notes.push(format!("inputs.{name} reads azureml:{of}:{version}, which {whose} made"));
             }
             if *is_file && !asset.is_file() {

@@ -234,6 +234,12 @@ impl Fault {
         self.why(format!("also {what}{fix}"))
     }
 
+    /// The same, with another fault as a cause.
+    #[must_use]
+    pub fn and(self, other: &Fault) -> Fault {
+        self.also(other.line(), other.fix.as_deref())
+    }
+
     /// What failed, and its causes, in one line.
     pub fn line(&self) -> String {
         [&self.what].into_iter().chain(&self.why).map(String::as_str).collect::<Vec<_>>().join(": ")

@@ -265,8 +265,9 @@ impl Environments {
                     damage => damage,
                 };
                 let Some(damage) = damage else {
-                    if place.left(&lease) != Left::default() {
-                        self.flights.look_after(&place, &lease, who().await?);
+                    let left = place.left(&lease);
+                    if left != Left::default() {
+                        self.flights.look_after(&place, left, who().await?);
                     }
                     return Ok(lease.with_variables(builder.variables(spec)));
                 };
@@ -359,7 +360,8 @@ impl Environments {
     }
 
     /// Removes packages from the cache that no environment shares and that were unused for this long, the caches of
-    /// installers of owners for whom nothing was built as long, and remains of killed builds and removals. Returns how many bytes that freed.
+    /// installers of owners for whom nothing was built as long, and remains of killed builds and removals. Returns how many
+    /// bytes that freed.
     pub fn sweep(&self, unused_for: Duration) -> BoxFuture<'_, Result<u64, AcquireError>> {
         async move {
             // Removed environments first: packages that only they share are no longer needed.

@@ -418,24 +418,24 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RecordError> {
     struct Versioned {
         version: u32,
     }
-    let path = || path.to_owned();
-    let text = match agent_fs::read_plain(&path(), LARGEST) {
+    let at = || path.to_owned();
+    let text = match agent_fs::read_plain(path, LARGEST) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(RecordError::Read { path: path(), source }),
+        Err(source) => return Err(RecordError::Read { path: at(), source }),
     };
     if !is_sound(&text) {
         let why = "is not as it was written: its checksum does not match".to_owned();
-        return Err(RecordError::Unproven { path: path(), why });
+        return Err(RecordError::Unproven { path: at(), why });
     }
     match serde_json::from_slice::<Versioned>(&text) {
         Ok(Versioned { version }) if version > VERSION => {
-            return Err(RecordError::Version { path: path(), found: version });
+            return Err(RecordError::Version { path: at(), found: version });
         }
         Ok(_) => {}
-        Err(source) => return Err(RecordError::Parse { path: path(), source }),
+        Err(source) => return Err(RecordError::Parse { path: at(), source }),
     }
-    serde_json::from_slice(&text).map(Some).map_err(|source| RecordError::Parse { path: path(), source })
+    serde_json::from_slice(&text).map(Some).map_err(|source| RecordError::Parse { path: at(), source })
 }
 
 fn write_whole(point: &'static str, path: &Path, record: &impl Serialize) -> Result<(), WriteError> {

@@ -8,10 +8,9 @@
 //! durable. It depends on no other process: the daemon that started it may be killed at any instruction.
 //!
 //! One thread and one `poll` loop ([`supervise`]); no timer runs while the job is quiet, unless files cannot be watched
-//! ([`watch`]). The other modules are the
-//! parts of the loop: [`clients`] the socket, [`job_log`] the output, [`mask`] what is hidden in it, [`job`] the start
-//! of the command, [`tree`] the processes, [`kill_escalation`] when to signal them, [`memory`] whose memory ran out,
-//! [`alarm`] the dates, [`exit_file`] the exit record.
+//! ([`watch`]). The other modules are the parts of the loop: [`clients`] the socket, [`job_log`] the output, [`mask`] what
+//! is hidden in it, [`job`] the start of the command, [`tree`] the processes, [`kill_escalation`] when to signal them,
+//! [`memory`] whose memory ran out, [`alarm`] the dates, [`exit_file`] the exit record.
 //!
 //! In a job of several ranks the same program is also the first process of the command ([`rank`]), and in every job one
 //! beside it that opens sessions ([`attend`], [`attendant`]).

@@ -13,6 +13,20 @@ fn next_after<T>(more: bool, entries: &[T], key: impl Fn(&T) -> String) -> Optio
     entries.last().filter(|_| more).map(key)
 }
 
+/// All entries of a list. `page` gives those after a key, and whether there are more.
+async fn all_pages<T>(
+    page: impl AsyncFn(String) -> Result<(Vec<T>, bool), Failure>,
+    key: impl Fn(&T) -> String,
+) -> Result<Vec<T>, Failure> {
+    let (mut all, mut next) = (Vec::new(), Some(String::new()));
+    while let Some(after) = next {
+        let (entries, more) = page(after).await?;
+        next = next_after(more, &entries, &key);
+        all.extend(entries);
+    }
+    Ok(all)
+}
+
 impl Client {
     /// The latest jobs that are no tasks, newest first, at most so many.
     pub(crate) async fn latest_jobs(&self, most: u32) -> Result<Vec<v1::Job>, Failure> {
@@ -65,47 +79,39 @@ impl Client {
 
     /// The versions of data of this name that the caller may read; with an empty one, of all names.
     pub(crate) async fn names_of_data(&self, name: &str) -> Result<Vec<v1::Asset>, Failure> {
-        let (mut all, mut next) = (Vec::new(), Some(String::new()));
-        while let Some(after) = next {
-            let request = v1::ListAssetsRequest { name: name.to_owned(), after };
-            let page = answer(self.assets().list(request)).await?;
-            next = next_after(page.more, &page.assets, |asset| asset.key.clone());
-            all.extend(page.assets);
-        }
-        Ok(all)
+        let page = async |after: String| {
+            let page =
+                answer(self.assets().list(v1::ListAssetsRequest { name: name.to_owned(), after })).await?;
+            Ok((page.assets, page.more))
+        };
+        all_pages(page, |asset| asset.key.clone()).await
     }
 
     /// The tokens that the controller remembers.
     pub(crate) async fn tokens(&self) -> Result<Vec<v1::TokenInfo>, Failure> {
-        let (mut all, mut next) = (Vec::new(), Some(String::new()));
-        while let Some(after) = next {
+        let page = async |after: String| {
             let page = answer(self.identity().list_tokens(v1::ListTokensRequest { after })).await?;
-            next = next_after(page.more, &page.tokens, |token| token.id.clone());
-            all.extend(page.tokens);
-        }
-        Ok(all)
+            Ok((page.tokens, page.more))
+        };
+        all_pages(page, |token| token.id.clone()).await
     }
 
     /// The users of the controller.
     pub(crate) async fn users(&self) -> Result<Vec<v1::User>, Failure> {
-        let (mut all, mut next) = (Vec::new(), Some(String::new()));
-        while let Some(after) = next {
+        let page = async |after: String| {
             let page = answer(self.identity().list_users(v1::ListUsersRequest { after })).await?;
-            next = next_after(page.more, &page.users, |user| user.name.clone());
-            all.extend(page.users);
-        }
-        Ok(all)
+            Ok((page.users, page.more))
+        };
+        all_pages(page, |user| user.name.clone()).await
     }
 
     /// The names of the caller's secrets.
     pub(crate) async fn secret_names(&self) -> Result<Vec<v1::SecretName>, Failure> {
-        let (mut all, mut next) = (Vec::new(), Some(String::new()));
-        while let Some(after) = next {
+        let page = async |after: String| {
             let page = answer(self.secrets().list(v1::ListSecretsRequest { after })).await?;
-            next = next_after(page.more, &page.secrets, |secret| secret.name.clone());
-            all.extend(page.secrets);
-        }
-        Ok(all)
+            Ok((page.secrets, page.more))
+        };
+        all_pages(page, |secret| secret.name.clone()).await
     }
 
     /// The pools, and the providers that the controller knows.

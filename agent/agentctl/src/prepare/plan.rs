@@ -67,7 +67,7 @@ impl From<Fault> for Wrong {
 /// The first fault, with everything else as its causes.
 impl From<Wrong> for Fault {
     fn from(Wrong { faults, warnings }: Wrong) -> Fault {
-        let also = |fault: Fault, other: Fault| fault.also(other.line(), other.fix.as_deref());
+        let also = |fault: Fault, other: Fault| fault.and(&other);
         let none = || Fault::new(Code::Bug, "a job was refused without a fault");
         let fault = faults.into_iter().reduce(also).unwrap_or_else(none);
         warnings.into_iter().fold(fault, |fault, warning| fault.also(warning, None))
@@ -275,7 +275,7 @@ impl Plan {
 /// Without `code` a command finds no files. Said only where it names one that is beside the job file: many commands
 /// need none.
 fn not_sent(file: &Path, base: &Path, command: &str) -> Option<Remark> {
-    let words = command.split(|c: char| c.is_whitespace() || "\"'`;|&<>()=".contains(c));
+    let words = text::words(command);
     // A word such as `test` may well be no file; one with a dot or a slash inside is meant as a path.
     let mut paths = words.map(|word| word.strip_prefix("./").unwrap_or(word)).filter(|word| {
         let inner = word.trim_matches(['.', '/']);

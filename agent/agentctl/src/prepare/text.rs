@@ -8,18 +8,26 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
-/// The most bytes that are read of a file: more than any of them may have. A parser says that it is too long.
+/// The most bytes of a file: more than any parser takes.
 const LARGEST: u64 = 16 << 20;
 
 /// The content of a file.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::InvalidData`] where it is no text.
+/// [`io::ErrorKind::InvalidData`] where it is no text, and [`io::ErrorKind::FileTooLarge`].
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(LARGEST).read_to_end(&mut bytes)?;
+    File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
     decode(bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// What stands between blanks and signs of the shell.
+pub(super) fn words(command: &str) -> impl Iterator<Item = &str> {
+    command.split(|c: char| c.is_whitespace() || "\"'`;|&<>()=".contains(c))
 }
 
 fn decode(bytes: Vec<u8>) -> Option<String> {
@@ -38,8 +46,7 @@ fn decode(bytes: Vec<u8>) -> Option<String> {
 /// The first script of a command that is in `code` and ends its lines as on Windows. The kernel does not find the
 /// interpreter of such a file, and a shell takes the carriage return for a part of each word.
 pub(crate) fn windows_script<'a>(code: &Path, command: &'a str) -> Option<&'a str> {
-    let words = command.split(|c: char| c.is_whitespace() || "\"'`;|&<>()=".contains(c));
-    words.filter(|word| !word.is_empty() && Path::new(word).is_relative()).find(|word| {
+    words(command).filter(|word| !word.is_empty() && Path::new(word).is_relative()).find(|word| {
         let is_shell = Path::new(word).extension().is_some_and(|ending| ending == "sh" || ending == "bash");
         let path = code.join(word);
         // Not a pipe, which is waited for.
@@ -58,6 +65,7 @@ pub(crate) fn windows_script<'a>(code: &Path, command: &'a str) -> Option<&'a st
 
 #[cfg(test)]
 mod tests {
+    use super::super::conda;
     use super::super::tests::project;
     use super::*;
 
@@ -77,7 +85,15 @@ mod tests {
         for bytes in [&b"dependencies: [\xe9]\n"[..], b"\xff\xfe\x00\xd8"] {
             std::fs::write(&path, bytes).unwrap();
             assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+            let fault = super::super::read(&path, "the conda file").unwrap_err();
+            assert_eq!(fault.fix.unwrap(), "save it as UTF-8");
         }
+        // Nothing is cut off: its parser says that it is too long, or nobody reads it.
+        std::fs::write(&path, vec![b'-'; 10 << 20]).unwrap();
+        let fault = conda::document(&read(&path).unwrap(), &path, &mut Vec::new()).unwrap_err();
+        assert!(fault.what.contains("more than 1 MiB"), "{fault}");
+        File::options().write(true).open(&path).unwrap().set_len(LARGEST + 1).unwrap();
+        assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 
     #[test]

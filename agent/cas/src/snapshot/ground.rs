@@ -12,12 +12,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use agent_fs::{Links, name_of_text};
+use agent_fs::name_of_text;
 use agent_model::{Digest, failpoint};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use super::materialize::MaterializeError;
+use super::open_text_beneath;
 use super::tree::{Extent, Tree};
 use crate::counter::ByteCounter;
 use crate::store::{CHUNK, ReadError, remove_tree};
@@ -113,7 +114,7 @@ impl Ground {
     }
 
     fn open_beneath(&self, path: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        Ok(agent_fs::open_beneath(&self.root, &*name_of_text(path), flags, mode, Links::Never)?)
+        Ok(open_text_beneath(&self.root, path, flags, mode)?)
     }
 
     /// The open parent of `path`, and the name of its last segment.

@@ -26,13 +26,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use agent_blocking::blocking;
-use agent_fs::{Links, name_of_text, open_beneath};
+use agent_fs::name_of_text;
 use agent_model::{Digest, causes, failpoint};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 use super::difference::Difference;
 use super::ground::{Ground, Manner, Owner};
 use super::materialize::{Laid, MaterializeError, lay, lay_files, publish, staging_path};
+use super::open_text_beneath;
 use super::scan::hash_content;
 use super::stamp::Stamp;
 use super::tree::{self, Branch, Directory, Tree};
@@ -253,13 +254,7 @@ fn open(path: &Path) -> Result<OwnedFd, PrestageError> {
 /// Passes the stamps of a directory, its files and its links to `tell`. The names in a directory are covered by its
 /// own stamp: adding or removing one changes its times.
 fn look(root: &OwnedFd, branch: &Branch<'_>, mut tell: impl FnMut(Stamp)) -> io::Result<()> {
-    let dir = open_beneath(
-        root,
-        &*name_of_text(&branch.path),
-        OFlags::PATH | OFlags::DIRECTORY,
-        Mode::empty(),
-        Links::Never,
-    )?;
+    let dir = open_text_beneath(root, &branch.path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
     tell(Stamp::of(&rustix::fs::fstat(&dir)?));
     let (files, links) = (&branch.directory.files, &branch.directory.links);
     for name in files.iter().map(|(name, ..)| name).chain(links.iter().map(|(name, _)| name)) {
@@ -270,13 +265,7 @@ fn look(root: &OwnedFd, branch: &Branch<'_>, mut tell: impl FnMut(Stamp)) -> io:
 
 /// Whether a directory holds just what it should: these names, and files without other names, with this content.
 fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
-    let dir = open_beneath(
-        root,
-        &*name_of_text(&branch.path),
-        OFlags::RDONLY | OFlags::DIRECTORY,
-        Mode::empty(),
-        Links::Never,
-    )?;
+    let dir = open_text_beneath(root, &branch.path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
     let Directory { files, directories, links } = branch.directory;
     let mut names = 0;
     for entry in Dir::read_from(&dir)? {
@@ -286,13 +275,7 @@ fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
         return Ok(false);
     }
     for (name, digest, _) in files {
-        let file = File::from(open_beneath(
-            &dir,
-            &*name_of_text(name),
-            OFlags::RDONLY,
-            Mode::empty(),
-            Links::Never,
-        )?);
+        let file = File::from(open_text_beneath(&dir, name, OFlags::RDONLY, Mode::empty())?);
         let stat = rustix::fs::fstat(&file)?;
         let is_own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
             && stat.st_mode & 0o7777 == 0o775

@@ -1,8 +1,9 @@
 //! The content of a directory: names, kinds and stamps, without reading a file.
 //!
 //! Every step is relative to the open root and follows no link, so a directory that is swapped for a link during
-//! the walk cannot lead it elsewhere. Names are the text of what the disk has ([`text_of_name`]). Directories are listed by several threads, each by one of them; the result is
-//! put together afterwards and sorted, so it does not depend on their order.
+//! the walk cannot lead it elsewhere. Names are the text of what the disk has ([`text_of_name`]). Directories are listed
+//! by several threads, each by one of them; the result is put together afterwards and sorted, so it does not depend on
+//! their order.
 //!
 //! A tree may have a million files, and all of it is in memory until it is sent: a file costs its name, a stamp, a
 //! hash, and a pointer to what it shares with its neighbours.
@@ -17,18 +18,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use agent_fs::{Links, name_of_text, text_of_name};
+use agent_fs::{Links, text_of_name};
 use agent_model::Digest;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
-use super::MAX_DEPTH;
 use super::ignore::Ignore;
 use super::links::{Leads, LinkTarget, Steps, follow};
 use super::scan::{ScanError, Unread, is_kept_back};
 use super::stamp::Stamp;
 use super::survey::{GIT, Ruled};
 use super::tree::join;
+use super::{MAX_DEPTH, open_text_beneath};
 use crate::parallel;
 
 /// Bytes of a listing that are fetched at once: some hundred names.
@@ -90,7 +91,7 @@ impl Root {
 
     /// Opens the entry at `relative`, following no link on the way.
     fn open_beneath(&self, relative: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        agent_fs::open_beneath(&self.fd, &*name_of_text(relative), flags, Mode::empty(), Links::Never)
+        open_text_beneath(&self.fd, relative, flags, Mode::empty())
     }
 
     /// The path of `relative` for people.

@@ -502,19 +502,19 @@ impl Gate {
                 Fault::new(Code::Unidentified, format!("the certificate of {who} has ended")).fix(again)
             );
         }
-        // What is only not on record, as after an old backup, may go on with what it runs.
-        if self.registry.was_removed(&certificate.subject.enrollment) {
-            let fault = Fault::new(Code::NodeRemoved, format!("{who} was removed from this controller"));
-            return Err(fault.fix(again));
+        if self.registry.knows(certificate) {
+            return Ok(());
         }
-        if !self.registry.knows(certificate) {
-            let what = match who {
-                Principal::Node { .. } => format!("{who} is not on record at this controller"),
-                _ => format!("{who} was removed from this controller"),
-            };
-            return Err(Fault::new(Code::Unidentified, what).fix(again));
-        }
-        Ok(())
+        let removed = format!("{who} was removed from this controller");
+        let (code, what) = match who {
+            // What is only not on record, as after an old backup, may go on with what it runs.
+            Principal::Node { .. } if !self.registry.was_removed(&certificate.subject.enrollment) => {
+                (Code::Unidentified, format!("{who} is not on record at this controller"))
+            }
+            Principal::Node { .. } => (Code::NodeRemoved, removed),
+            _ => (Code::Unidentified, removed),
+        };
+        Err(Fault::new(code, what).fix(again))
     }
 }
 

@@ -32,10 +32,7 @@ impl From<AssetError> for Refusal {
             AssetError::Exists(_) => {
                 (Code::AssetInvalid, "leave out the version: then it gets the next number".to_owned())
             }
-            AssetError::Taken(_) => {
-                (Code::AssetInvalid, "use another name, or keep it for yourself".to_owned())
-            }
-            AssetError::Mapped(_) => {
+            AssetError::Taken(_) | AssetError::Mapped(_) => {
                 (Code::AssetInvalid, "use another name, or keep it for yourself".to_owned())
             }
             AssetError::Many => {

@@ -121,12 +121,11 @@ impl Services {
         caller.speaks_for(&node)?;
         let offered = Serving::Offered(outputs, self.offers.make(node));
         let queue = self.queue.clone();
-        let of_node = caller;
         let inputs = stream::try_unfold((offered, queue), |(serving, queue)| async move {
             let next = serving.next(&queue).await?;
             Ok(next.map(|(input, serving)| (input, (serving, queue))))
         });
-        Ok(of_node.while_allowed(inputs))
+        Ok(caller.while_allowed(inputs))
     }
 
     /// Opens a session for a user in a job of his, or of anybody's for an operator.

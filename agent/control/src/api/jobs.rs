@@ -52,10 +52,9 @@ impl Services {
                 .fix("give the job another `name`, or none")
                 .into());
         }
-        let (spec, notes) = self.with_assets(spec, owner).await?;
+        let (spec, mut notes) = self.with_assets(spec, owner).await?;
         self.require_room()?;
         let (spec, mut told) = self.pools.demand(spec)?;
-        let mut notes = notes;
         if told.is_some() {
             // Where one machine without GPUs is all there is, the job misses nothing that a pool could be meant for.
             let nodes = self.queue.nodes().await?;

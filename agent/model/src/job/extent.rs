@@ -71,14 +71,23 @@ impl JobDraft {
         self.check_document()
     }
 
-    /// All fields together, as they are stored and sent.
-    fn check_document(&self) -> Result<(), Fault> {
+    /// How many bytes it has as JSON.
+    pub fn document_bytes(&self) -> usize {
         let mut counter = Counter(0);
         // Nothing in a draft fails to become JSON, and the counter takes everything.
-        if serde_json::to_writer(&mut counter, self).is_err() || counter.0 <= MAX_DOCUMENT {
+        match serde_json::to_writer(&mut counter, self) {
+            Ok(()) => counter.0,
+            Err(_) => 0,
+        }
+    }
+
+    /// All fields together, as they are stored and sent.
+    fn check_document(&self) -> Result<(), Fault> {
+        let bytes = self.document_bytes();
+        if bytes <= MAX_DOCUMENT {
             return Ok(());
         }
-        let (has, at_most) = (grouped(counter.0), grouped(MAX_DOCUMENT));
+        let (has, at_most) = (grouped(bytes), grouped(MAX_DOCUMENT));
         let what = format!("the job has {has} bytes as JSON, and at most {at_most} are allowed");
         Err(Fault::new(Code::JobTooLarge, what)
             .fix("put long texts and lists into files of the code directory, which has no such limit"))

@@ -47,9 +47,6 @@ struct Running {
 impl Aftercare {
     /// Does the remaining work for an environment, unless it is being done. `who` runs the Python that compiles.
     pub(super) fn start(&self, place: &EnvDir, left: Left, who: Option<Builder>) {
-        if left == Left::default() {
-            return;
-        }
         let mut running = self.running.lock();
         while running.tasks.try_join_next().is_some() {}
         running.by_name.retain(|_, task| !task.is_finished());

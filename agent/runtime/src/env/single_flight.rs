@@ -25,7 +25,7 @@ use super::aftercare::Aftercare;
 use super::build_workspace::{ATTEMPTS, pause};
 use super::builder::Builder;
 use super::cache::EnvDir;
-use super::{AcquireError, BuildWorkspace, EnvBuilder, EnvLease, Phase, Progress};
+use super::{AcquireError, BuildWorkspace, EnvBuilder, Left, Phase, Progress};
 
 /// How long a lasting failure is answered from memory.
 const REMEMBERED: Duration = Duration::from_secs(60);
@@ -72,8 +72,8 @@ impl SingleFlights {
     }
 
     /// Does the remaining work for a new environment, see [`super::aftercare`].
-    pub(super) fn look_after(&self, place: &EnvDir, lease: &EnvLease, who: Option<Builder>) {
-        self.aftercare.start(place, place.left(lease), who);
+    pub(super) fn look_after(&self, place: &EnvDir, left: Left, who: Option<Builder>) {
+        self.aftercare.start(place, left, who);
     }
 
     /// Stops that work for an environment.

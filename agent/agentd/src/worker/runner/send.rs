@@ -61,7 +61,7 @@ impl Runner {
                     let unsent = faults::unsent(name, &uri, &error);
                     warn!(%replica, output = name, fault = %unsent, "cannot send output to data store");
                     fault = Some(match fault.take() {
-                        Some(first) => Fault::also(first, unsent.line(), unsent.fix.as_deref()),
+                        Some(first) => Fault::and(first, &unsent),
                         None => unsent,
                     });
                 }

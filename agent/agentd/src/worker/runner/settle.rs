@@ -56,7 +56,7 @@ fn add_fault(outcome: &mut Outcome, fault: Fault) {
         outcome.verdict = Verdict::Failed;
     }
     outcome.fault = Some(match outcome.fault.take() {
-        Some(first) => first.also(fault.line(), fault.fix.as_deref()),
+        Some(first) => first.and(&fault),
         None => fault,
     });
 }

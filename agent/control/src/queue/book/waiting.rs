@@ -44,7 +44,7 @@ pub(super) struct Amounts {
 impl Amounts {
     pub(super) fn add(&mut self, job: &JobRecord) {
         let Some(owner) = job.owner().filter(|_| !job.is_task) else { return };
-        let bytes = size(&job.spec);
+        let bytes = job.spec.document_bytes() as u64;
         let before = self.sizes.insert(job.id.clone(), bytes);
         let amount = self.users.entry(owner.clone()).or_default();
         *amount = before.map_or(*amount, |before| amount.without(before)).and(bytes);
@@ -61,11 +61,6 @@ impl Amounts {
     }
 }
 
-/// The bytes of a job as JSON.
-fn size(spec: &JobSpec) -> u64 {
-    serde_json::to_vec(spec).map_or(0, |document| document.len() as u64)
-}
-
 impl Book {
     /// Puts a job in line, unless too much of its owner waits. `None` when the name is taken.
     pub(crate) fn try_submit(&mut self, new: Submission, now: Moment) -> Result<Option<JobId>, Fault> {
@@ -79,7 +74,7 @@ impl Book {
         if self.jobs.submitted(request).is_some() {
             return Ok(());
         }
-        let (new, amounts) = (size(spec), &self.jobs.amounts);
+        let (new, amounts) = (spec.document_bytes() as u64, &self.jobs.amounts);
         // Whoever has no more at all, waiting or not, is not looked at further.
         let all = amounts.users.get(owner).copied().unwrap_or_default();
         if all.and(new).is_within(self.limits.waiting) {
