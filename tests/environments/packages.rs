@@ -1,12 +1,13 @@
 //! Group P: what packages hold, from placeholders to attempts to leave the environment.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use agent_env::FailureKind::{self, Damaged, NotFound, Other, Refused, Unsatisfiable};
 
-use crate::environments::bench::{Room, files, holding, text, tiny};
+use crate::environments::bench::{Room, files, holding, machine, text, tiny};
+use agent_tests::copy_tree;
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The cases of this group.
@@ -30,6 +31,11 @@ pub(crate) const ROWS: &[Row] = &[
         run: over_links,
     },
     Row { id: "P11", promise: "a file of a package is for all to read and for nobody to write", run: modes },
+    Row {
+        id: "P12",
+        promise: "a build reads nothing but its own and its channels (Linux 5.19)",
+        run: confined,
+    },
 ];
 
 const ESCAPED: &str = "agent-env-escaped";
@@ -292,6 +298,29 @@ fn over_links(tally: &mut Tally, _: &Scale) {
             let told = room.build(&wish);
             assert!(told.built().files > 0 && told.said().contains("more than one package"), "{told:#?}");
             assert!(!wish.prefix.join("share/tools/planted").exists(), "it was written through a link");
+        });
+    }
+}
+
+/// A folder of a channel may lead to one of the same name and to no other: what is read there shows whether the kernel
+/// holds the engine to its own.
+fn confined(tally: &mut Tally, _: &Scale) {
+    let from = PathBuf::from(tiny("links").trim_start_matches("file://"));
+    let platform = machine().subdir.as_str();
+    for (name, is_its_own) in [(platform, true), ("secrets", false)] {
+        tally.case(name, || {
+            let room = Room::new();
+            let (elsewhere, channel) = (room.home.join("elsewhere").join(name), room.home.join("channel"));
+            copy_tree(&from.join("noarch"), &channel.join("noarch"));
+            copy_tree(&from.join(platform), &elsewhere);
+            symlink(elsewhere, channel.join(platform)).expect("a link");
+            let told = room.build(&room.wish(&format!("file://{}", channel.display()), &["innocent"]));
+            if is_its_own {
+                told.built();
+            } else {
+                let failure = told.failed(&[Damaged]);
+                assert!(failure.message.contains("Permission denied"), "{failure:#?}");
+            }
         });
     }
 }

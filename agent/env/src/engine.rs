@@ -8,6 +8,7 @@ mod activate;
 mod arrange;
 mod build;
 mod cache;
+mod confine;
 mod data;
 mod disk;
 mod explicit;
@@ -54,25 +55,33 @@ impl Advise for Failure {
 
 /// Performs one task.
 pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> EngineEvent {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return EngineEvent::Failed(failed(FailureKind::Other, format!("no threads: {error}"))),
-    };
     teller.beat();
     let outcome = match task {
         Task::Probe => probe::probe().map(EngineEvent::Probed),
-        Task::Build(build) => runtime.block_on(build::build(*build, teller.clone())).map(EngineEvent::Built),
+        Task::Build(build) => build::prepare(*build)
+            .and_then(|prepared| on_threads(build::build(prepared, teller.clone())))
+            .map(EngineEvent::Built),
         Task::Activate { prefix } => activate::activate(&prefix, teller).map(EngineEvent::Activated),
-        Task::Fetch(fetch) => runtime.block_on(data::fetch(*fetch, teller.clone())).map(EngineEvent::Fetched),
+        Task::Fetch(fetch) => on_threads(data::fetch(*fetch, teller.clone())).map(EngineEvent::Fetched),
         Task::Upload(upload) => {
-            runtime.block_on(data::upload::upload(*upload, teller.clone())).map(EngineEvent::Uploaded)
+            on_threads(data::upload::upload(*upload, teller.clone())).map(EngineEvent::Uploaded)
         }
         Task::Sweep(sweep) => {
             teller.mark(tell::busy(Phase::Check, "the package cache"));
             sweep::sweep(&sweep).map(|freed| EngineEvent::Swept { freed })
         }
     };
+    outcome.unwrap_or_else(EngineEvent::Failed)
+}
+
+/// Does it with the threads of a runtime, which are started only now.
+fn on_threads<T>(work: impl Future<Output = Done<T>>) -> Done<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| failed(FailureKind::Other, format!("no threads: {error}")))?;
+    let outcome = runtime.block_on(work);
     // A failed build may leave a thread that still unpacks an archive; it is not waited for.
     runtime.shutdown_background();
-    outcome.unwrap_or_else(EngineEvent::Failed)
+    outcome
 }

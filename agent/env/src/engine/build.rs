@@ -21,7 +21,7 @@ use super::link::{self, Plan, Unlinked};
 use super::net::Net;
 use super::package::WORKSHOP;
 use super::tell::{Teller, busy};
-use super::{Advise, Done, activate, disk, explicit, failed, repodata, solve, specs, tree};
+use super::{Advise, Done, activate, confine, disk, explicit, failed, repodata, solve, specs, tree};
 
 /// Marks a prefix that was built here; without [`TAKEN`] it may be built again. No package may have a file there.
 const MARK: &str = "conda-meta/agent-env";
@@ -29,14 +29,28 @@ const MARK: &str = "conda-meta/agent-env";
 /// Written by the daemon when it marks an environment ready.
 const TAKEN: &str = "ready.json";
 
-/// Builds an environment.
-pub(crate) async fn build(build: Build, teller: Arc<Teller>) -> Done<Built> {
-    let begun = Instant::now();
+/// A build whose directories are there and whose credentials are read.
+pub(crate) struct Prepared {
+    build: Build,
+    cache: Cache,
+    net: Arc<Net>,
+}
+
+/// Prepares a build, and confines this thread and those that it starts to it.
+pub(crate) fn prepare(build: Build) -> Done<Prepared> {
     allow_many_files();
-    prepare(&build.prefix)?;
+    clear(&build.prefix)?;
     let cache = Cache::open(&build.cache)
         .map_err(|error| disk::trouble(&build.cache, "making the package cache", &error))?;
     let net = Arc::new(Net::of(&build)?);
+    confine::confine(&build)?;
+    Ok(Prepared { build, cache, net })
+}
+
+/// Builds the environment.
+pub(crate) async fn build(prepared: Prepared, teller: Arc<Teller>) -> Done<Built> {
+    let Prepared { build, cache, net } = prepared;
+    let begun = Instant::now();
     let begin = if build.lock.is_some() { Phase::Download } else { Phase::Repodata };
     teller.mark(busy(begin, ""));
     let (records, wanted) = match &build.lock {
@@ -87,7 +101,8 @@ fn allow_many_files() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-fn prepare(prefix: &Path) -> Done<()> {
+/// Makes the directory of the environment, empty but for what marks it as unfinished.
+fn clear(prefix: &Path) -> Done<()> {
     let trouble = |error: std::io::Error| disk::trouble(prefix, "making the environment", &error);
     if !prefix.is_absolute() {
         return Err(failed(FailureKind::Spec, format!("{} is not an absolute path", prefix.display())));

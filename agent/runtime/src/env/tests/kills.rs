@@ -94,10 +94,15 @@ async fn test_killed_daemon_leaves_no_half_environment_that_is_used() {
     let fixture = Fixture::new();
     let python = fixture.slow_python(":").await;
     for at in 0..24_u32 {
-        let mut life = fixture.life(&python, 1, "");
         let begun = fixture.builds("begun");
+        let mut life = fixture.life(&python, 1, "");
         if at >= 4 {
-            until("the build begins", || fixture.builds("begun") > begun).await;
+            until("the build begins", || {
+                let ended = life.try_wait().unwrap();
+                assert!(ended.is_none(), "kill {at}: it ended itself: {ended:?}: {}", fixture.log("life"));
+                fixture.builds("begun") > begun
+            })
+            .await;
             tokio::time::sleep(Duration::from_millis(15) * (at - 4)).await;
         } else {
             tokio::time::sleep(Duration::from_millis(40) * at).await;
