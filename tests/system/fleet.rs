@@ -364,7 +364,7 @@ fn test_who_is_removed_gets_nothing_any_more() {
     site.ctl(&["user", "remove", "ada"]).ok();
     site.by("ada", &["jobs"]).says("NET-103");
     // Under the same name somebody else comes; the old certificate stays what it is.
-    site.json(&["user", "add", "ada", "--json"]);
+    site.json(&["user", "add", "ada", "--new-person", "--json"]);
     site.by("ada", &["jobs"]).says("NET-103");
 
     site.ctl(&["node", "remove", "n0"]).ok();

@@ -259,6 +259,13 @@ pub(crate) enum UserVerb {
         /// For how long the code is good.
         #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = lasting)]
         lasts: Duration,
+        /// The one who had this name before and was removed: jobs, names of data and secrets are his again.
+        #[arg(long)]
+        same_person: bool,
+        /// Somebody else than the one who had this name before: what that one left is the operators' from now on, and the
+        /// secrets are removed.
+        #[arg(long, conflicts_with = "same_person")]
+        new_person: bool,
         /// As JSON.
         #[arg(long)]
         json: bool,

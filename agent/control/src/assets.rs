@@ -65,11 +65,13 @@ pub(crate) struct AssetChange {
 }
 
 /// What is to be done with a version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AssetWant {
     Archive,
     Restore,
     Remove,
+    /// To another owner.
+    HandTo(Principal),
 }
 
 /// An output that gets a name when its job completes.
@@ -122,7 +124,17 @@ impl Assets {
         self.queue.add_asset(asset).await?
     }
 
-    /// Archives, restores or removes every version that is meant; returns them as they are then, or were.
+    /// The names of data that somebody has.
+    pub(crate) fn names_of(&self, who: &Principal) -> BTreeSet<String> {
+        let names = self.names.read();
+        names
+            .all()
+            .filter(|asset| asset.owner.as_ref() == Some(who))
+            .map(|asset| asset.name.clone())
+            .collect()
+    }
+
+    /// Archives, restores, removes or hands over every version that is meant; returns them as they are then, or were.
     pub(crate) async fn change(&self, change: AssetChange) -> Result<Vec<Asset>, AssetError> {
         self.queue.change_assets(change).await?
     }

@@ -128,6 +128,17 @@ impl Registry {
         self.known.read().users.get(name).map(|user| user.role)
     }
 
+    /// Whether a job that was submitted then in this name is this one's: it may be of an earlier user who was called so.
+    pub(crate) fn is_of(&self, who: &Principal, submitted_at: Timestamp) -> bool {
+        let Principal::User { name } = who else { return true };
+        let known = self.known.read();
+        known.users.get(name).and_then(|user| user.owns_since).is_none_or(|since| submitted_at >= since)
+    }
+
+    pub(crate) fn has_user(&self, name: &UserName) -> bool {
+        self.known.read().users.contains_key(name)
+    }
+
     pub(crate) fn labels(&self, node: &NodeId) -> BTreeMap<String, String> {
         self.known.read().members.get(node).map(|member| member.labels.clone()).unwrap_or_default()
     }
@@ -263,17 +274,19 @@ impl Registry {
         Ok(Some(token.id().to_owned()))
     }
 
-    /// Adds a user, or changes the role of one.
+    /// Adds a user, or changes the role of one. To a new one belong the jobs of the name since `owns_since`, or all.
     pub(crate) async fn add_user(
         &self,
         name: &UserName,
         role: Option<Role>,
+        owns_since: Option<Timestamp>,
         now: Timestamp,
     ) -> Result<(), TokenRefused> {
         let _one = self.changing.lock().await;
         let old = self.known.read().users.get(name).cloned();
         let enrollment = agent_identity::random_name().map_err(|_| TokenRefused::Chance)?;
-        let new = UserRecord { name: name.clone(), role: Role::Submit, enrollment, added_at: now };
+        let new =
+            UserRecord { name: name.clone(), role: Role::Submit, enrollment, added_at: now, owns_since };
         let user = old.unwrap_or(new);
         let role = role.unwrap_or(user.role);
         Ok(self.add(vec![Document::User(UserRecord { role, ..user })]).await?)

@@ -115,6 +115,15 @@ impl Secrets {
         }
     }
 
+    /// Removes all of an owner's.
+    pub(crate) fn remove_all(&self, owner: &Principal) -> Result<(), SecretError> {
+        let path = self.of(owner);
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(|source| SecretError::Store { path, source }),
+        }
+    }
+
     /// The value of one of an owner's secrets.
     pub(crate) fn read(&self, owner: &Principal, name: &str) -> Result<String, SecretError> {
         let path = self.at(owner, name)?;

@@ -153,6 +153,7 @@ codes! {
     TokenRefused "NET-104" User Retry::Never, "the controller does not accept this token";
     ClocksApart "NET-105" User Retry::Never, "the clocks of two machines are too far apart";
     NotKnownHere "NET-106" User Retry::Never, "there is no such user or token";
+    NameUsed "NET-108" User Retry::Never, "there was a user of this name before";
     NoListener "NET-107" User Retry::Never, "the controller serves its own machine alone";
     ConfigInvalid "CFG-101" User Retry::Never, "the configuration is not valid";
     StateInUse "CFG-102" User Retry::Never, "the state directory is in use";

@@ -128,6 +128,9 @@ pub struct AddUserRequest {
     /// For how long the code is good, in seconds; 0 is an hour.
     #[prost(uint64, tag = "3")]
     pub seconds: u64,
+    /// Whether a user who was removed is the same person: same or new. Refused without it if he left anything.
+    #[prost(string, tag = "4")]
+    pub person: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RevokeUserRequest {

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use agent_tests::{SOON, eventually, finish};
+
 use super::Site;
 
 fn reads(site: &Site, reference: &str) -> String {
@@ -46,4 +48,57 @@ fn test_a_name_of_another_user_is_told_and_takes_no_place_of_the_operators() {
     create("iris", &["--version", "2"]).code(1).says("DAT-109").says("data_map");
     let submitted = site.by("ada", &["submit", &reads(&site, "azureml:rose:1")]).ok();
     assert_eq!(input(submitted.stdout.trim())["file"], "evil.csv", "others stay as they are");
+}
+
+fn until_it_says(site: &Site, job: &str, text: &str) {
+    let ended = || site.json(&["show", job, "--json"])["state"] == "Completed";
+    eventually(&format!("{job} has ended"), SOON, || ended().then_some(()));
+    assert!(site.by("ada", &["logs", job]).ok().stdout.contains(text), "{job}");
+}
+
+#[test]
+fn test_who_gets_the_name_of_a_removed_user_has_nothing_of_that_one_unless_it_is_the_same() {
+    let mut site = Site::new();
+    site.add_user("ada", "submit");
+    site.add_node("n0", "127.0.0.1");
+    let project = site.project("ada", "command: 'echo hers'\nsecrets: {KEY: wandb}\n");
+    let file = site.path("ada").join("d.csv");
+    fs::write(&file, "a-b-c-1\n").unwrap();
+    let mut set = site.client("ada", &["secret", "set", "wandb"]);
+    finish(set.stdin(fs::File::open(&file).unwrap())).ok();
+    site.by("ada", &["data", "create", "iris", file.to_str().unwrap()]).ok();
+    let job = site.by("ada", &["submit", &project]).ok().stdout.trim().to_owned();
+    until_it_says(&site, &job, "hers");
+    let add = |more: &[&str]| site.ctl(&[&["user", "add", "ada"], more].concat());
+    add(&["--new-person"]).code(1).says("NET-108").says("ada is a user");
+    site.ctl(&["user", "remove", "ada"]).ok();
+
+    let told = add(&[]).code(1);
+    told.says("NET-108").says("1 job, 1 name of data, 1 secret").says("--same-person").says("--new-person");
+    let log_in = |code: &str| site.log_in("ada", code.trim()).ok();
+    log_in(&add(&["--same-person"]).ok().stdout);
+    until_it_says(&site, &job, "hers");
+    assert!(site.by("ada", &["secret", "list"]).ok().stdout.contains("wandb"));
+
+    let lasting = site.project("ada", "command: 'sleep 600'\n");
+    let lasting = site.by("ada", &["submit", &lasting]).ok().stdout.trim().to_owned();
+    site.ctl(&["user", "remove", "ada"]).ok();
+    add(&["--new-person"]).code(1).says("JOB-106").says(&lasting);
+    site.ctl(&["cancel", "--wait", &lasting]).ok();
+    log_in(&add(&["--new-person"]).ok().stdout);
+    site.by("ada", &["logs", &job]).code(4).says("NET-102").says("an earlier user ada");
+    site.by("ada", &["cancel", &job]).code(4).says("NET-102").says("an earlier user ada");
+    assert_eq!(site.by("ada", &["secret", "list", "--json"]).ok().stdout.trim(), "[]");
+    site.by("ada", &["data", "show", "iris"]).code(1).says("there is no data `iris`");
+    assert!(site.ctl(&["logs", &job]).ok().stdout.contains("hers"));
+    site.ctl(&["data", "show", "iris"]).ok();
+
+    // What she does in that name is hers, and stays so.
+    let own = site.project("ada", "command: 'echo new'\n");
+    let own = site.by("ada", &["submit", &own]).ok().stdout.trim().to_owned();
+    until_it_says(&site, &own, "new");
+    site.controller.kill();
+    site.start_controller();
+    site.by("ada", &["logs", &job]).code(4).says("NET-102").says("an earlier user ada");
+    until_it_says(&site, &own, "new");
 }

@@ -138,6 +138,7 @@ fn page(code: Code) -> &'static str {
         Code::ClocksApart => page!("NET-105"),
         Code::NotKnownHere => page!("NET-106"),
         Code::NoListener => page!("NET-107"),
+        Code::NameUsed => page!("NET-108"),
         Code::ConfigInvalid => page!("CFG-101"),
         Code::StateInUse => page!("CFG-102"),
         Code::StateUnusable => page!("CFG-103"),

@@ -113,9 +113,18 @@ fn users_table(users: &[v1::User], paper: Paper) -> String {
 pub(super) async fn user(verb: UserVerb, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     match verb {
-        UserVerb::Add { name, role, lasts, json } => {
-            let role = role.unwrap_or_default();
-            let request = v1::AddUserRequest { name: name.clone(), role, seconds: lasts.as_secs() };
+        UserVerb::Add { name, role, lasts, same_person, new_person, json } => {
+            let person = match (same_person, new_person) {
+                (true, _) => "same",
+                (_, true) => "new",
+                _ => "",
+            };
+            let request = v1::AddUserRequest {
+                name: name.clone(),
+                role: role.unwrap_or_default(),
+                seconds: lasts.as_secs(),
+                person: person.to_owned(),
+            };
             let made = answer(client.identity().add_user(request)).await?;
             if json {
                 return output.json(&made_json(&made));

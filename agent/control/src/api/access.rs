@@ -314,7 +314,7 @@ impl Caller {
     }
 
     pub(super) fn owns(&self, job: &JobRecord) -> bool {
-        job.owner() == Some(&self.who)
+        job.owner() == Some(&self.who) && self.gate.registry.is_of(&self.who, job.submitted_at)
     }
 
     pub(super) async fn is_operator(&self) -> bool {
@@ -564,7 +564,11 @@ impl Services {
         if caller.owns(&view.job) || caller.is_operator().await {
             return Ok(view);
         }
-        let owner = view.job.owner().map_or("somebody else".to_owned(), Principal::to_string);
+        let owner = match view.job.owner() {
+            Some(owner) if *owner == caller.who => format!("an earlier {owner}"),
+            Some(owner) => owner.to_string(),
+            None => "somebody else".to_owned(),
+        };
         Err(Fault::new(Code::Denied, format!("the job `{id}` is not yours"))
             .why(format!("it belongs to {owner}, and you are {caller}"))
             .fix("ask its owner, or an operator of this machine")

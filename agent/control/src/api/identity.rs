@@ -176,7 +176,9 @@ impl Services {
                     .ok_or_else(|| invalid(format!("`{text}` is not submit, operate or admin")))?,
             ),
         };
-        self.gate.registry.add_user(&name, role, now).await.map_err(|refused| not_taken(refused, None))?;
+        let owns_since = self.owns_since(&name, &asked.person, now).await?;
+        let added = self.gate.registry.add_user(&name, role, owns_since, now).await;
+        added.map_err(|refused| not_taken(refused, None))?;
         let token = TokenRecord {
             hash: String::new(),
             user: Some(name),

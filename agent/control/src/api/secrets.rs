@@ -37,7 +37,7 @@ impl From<SecretError> for Refusal {
 }
 
 impl Services {
-    async fn with_secrets<T: Send + 'static>(
+    pub(super) async fn with_secrets<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Secrets) -> Result<T, SecretError> + Send + 'static,
     ) -> Result<T, Refusal> {

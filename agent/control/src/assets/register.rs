@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use agent_model::Principal;
 use agent_model::asset::{Asset, AssetRef, LATEST, Which, is_asset_word, next_version};
 use parking_lot::RwLock;
 
@@ -26,6 +27,25 @@ impl Names {
     pub(super) fn all(&self) -> impl Iterator<Item = &Asset> {
         let lasting = self.known.iter().filter(|(document, _)| !self.coming.contains_key(*document));
         lasting.map(|(_, asset)| asset).chain(self.coming.values().flatten())
+    }
+
+    /// Gives versions to another owner. One that he has of that name already gets the next number there.
+    fn hand(&mut self, versions: Vec<Asset>, heir: &Principal) -> Vec<Asset> {
+        let mut handed = Vec::new();
+        for old in versions {
+            let is_his = |known: &&Asset| known.owner.as_ref() == Some(heir) && known.name == old.name;
+            let his: Vec<&Asset> = self.all().filter(is_his).collect();
+            let mut new = Asset { owner: Some(heir.clone()), ..old.clone() };
+            if his.iter().any(|known| known.version == new.version) {
+                new.version = next_version(&his);
+            }
+            let labels: Vec<&String> = his.iter().flat_map(|known| &known.labels).collect();
+            new.labels.retain(|label| !labels.contains(&label));
+            self.coming.insert(Document::name_of_asset(&old), None);
+            self.coming.insert(Document::name_of_asset(&new), Some(new.clone()));
+            handed.push(new);
+        }
+        handed
     }
 }
 
@@ -60,7 +80,7 @@ impl Register {
         Ok(asset)
     }
 
-    /// Archives, restores or removes every version that is meant; returns them as they are then, or were.
+    /// Archives, restores, removes or hands over every version that is meant; returns them as they are then, or were.
     pub(crate) fn change(&mut self, change: &AssetChange) -> Result<Vec<Asset>, AssetError> {
         let AssetChange { owner, name, version, want } = change;
         let mut names = self.0.write();
@@ -72,6 +92,9 @@ impl Register {
         if meant.is_empty() {
             let version = version.as_ref().map(|version| format!(":{version}")).unwrap_or_default();
             return Err(unknown(&format!("azureml:{name}{version}"), name, names.all().filter(is_own)));
+        }
+        if let AssetWant::HandTo(heir) = want {
+            return Ok(names.hand(meant, heir));
         }
         for asset in &mut meant {
             let stays = *want != AssetWant::Remove;

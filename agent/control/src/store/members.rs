@@ -42,6 +42,9 @@ pub(crate) struct UserRecord {
     pub(crate) role: Role,
     pub(crate) enrollment: String,
     pub(crate) added_at: Timestamp,
+    /// Jobs of the name from before are of somebody else, who was called so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) owns_since: Option<Timestamp>,
 }
 
 /// A token that was issued, by the hash of its secret.
