@@ -1,15 +1,26 @@
 //! Group B: servers that are broken, lie, or never finish, and packages that are not what was announced.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::slice;
 use std::time::Duration;
 
 use agent_env::FailureKind::{self, Damaged, Denied, Network, NotFound, Other};
-use agent_env::Task;
+use agent_env::{EngineRequest, Task, VERSION};
 use agent_tests::channel::{Channel, Server};
-use agent_tests::{SOON, eventually};
+use agent_tests::{SOON, copy_tree, eventually, mutate};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::environments::bench::{Room, Told, server, text};
 use agent_tests::table::{Row, Scale, Tally};
+
+/// The packages of the channels of tests are for it.
+const PLATFORM: &str = "linux-64";
 
 /// The cases of this group.
 pub(crate) const ROWS: &[Row] = &[
@@ -23,6 +34,11 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "B4", promise: "what stalls and then goes on is built", run: resumed },
     Row { id: "B5", promise: "nobody at the address is a failure of the network", run: nobody },
     Row { id: "B6", promise: "a list that is no list is told as damaged", run: lists },
+    Row {
+        id: "B7",
+        promise: "lists and packages changed by chance end as a failure or as an environment, in 1 GiB",
+        run: changed,
+    },
 ];
 
 /// Builds `big` and `linked` in a mode that cannot work, then in one that does, with the same cache.
@@ -201,4 +217,104 @@ fn lists(tally: &mut Tally, _: &Scale) {
             told.failed(&[Damaged, FailureKind::Unsatisfiable, Other]);
         });
     }
+}
+
+/// A folder with one list and its packages.
+struct Folder {
+    dir: PathBuf,
+    list: Value,
+}
+
+impl Folder {
+    /// A copy of the folder with packages in both forms of archives.
+    fn copy(room: &Room) -> Folder {
+        let (from, dir) = (Channel::t0().dir().join("main"), room.home.join("channel"));
+        copy_tree(&from, &dir);
+        let list = fs::read(dir.join(PLATFORM).join("repodata.json")).expect("a list");
+        Folder { dir, list: serde_json::from_slice(&list).expect("JSON") }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(PLATFORM).join(name)
+    }
+
+    /// Puts another archive in the place of one. It is announced, so that it is unpacked.
+    fn announce(&mut self, name: &str, archive: &[u8]) {
+        fs::write(self.file(name), archive).expect("an archive");
+        let digest: String = Sha256::digest(archive).iter().map(|byte| format!("{byte:02x}")).collect();
+        for part in ["packages", "packages.conda"] {
+            if let Some(record) = self.list[part].get_mut(name).and_then(Value::as_object_mut) {
+                record.remove("md5");
+                record.insert("sha256".into(), digest.clone().into());
+                record.insert("size".into(), archive.len().into());
+            }
+        }
+        fs::write(self.file("repodata.json"), self.list.to_string()).expect("a list");
+    }
+}
+
+/// Compresses (`bz2.compress`) or does the opposite, as Python does it.
+#[allow(clippy::disallowed_methods, reason = "makes what the engine is given")]
+fn bz2(call: &str, bytes: &[u8]) -> Vec<u8> {
+    let script = format!("import bz2, sys; sys.stdout.buffer.write(bz2.{call}(sys.stdin.buffer.read()))");
+    let mut python = Command::new("python3");
+    let mut python =
+        python.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("Python");
+    let mut stdin = python.stdin.take().expect("a pipe");
+    let bytes = bytes.to_vec();
+    let writer = std::thread::spawn(move || stdin.write_all(&bytes));
+    let output = python.wait_with_output().expect("its output");
+    writer.join().expect("no panic").expect("written");
+    assert!(output.status.success());
+    output.stdout
+}
+
+/// The list, an archive, and what is in one, each changed in a few places.
+fn changed(tally: &mut Tally, scale: &Scale) {
+    let (room, mut chance) = (Room::new(), scale.chance());
+    let mut folder = Folder::copy(&room);
+    let list = fs::read(folder.file("repodata.json")).expect("a list");
+    let (zipped, packed) = ("text-prefix-1.0-0.conda", "old-format-1.0-0.tar.bz2");
+    let archive = |name: &str| fs::read(folder.file(name)).expect("an archive");
+    let (old, new) = (archive(packed), archive(zipped));
+    let plain = bz2("decompress", &old);
+    let (mut complaints, mut built, tries) = (Vec::new(), 0, scale.of(40, 2_000));
+    for at in 0..tries {
+        match at % 4 {
+            0 => {
+                fs::write(folder.file("repodata.json"), mutate::changed(slice::from_ref(&list), &mut chance))
+                    .expect("a list")
+            }
+            1 => folder
+                .announce(packed, &bz2("compress", &mutate::changed(slice::from_ref(&plain), &mut chance))),
+            2 => folder.announce(packed, &mutate::changed(slice::from_ref(&old), &mut chance)),
+            _ => folder.announce(zipped, &mutate::changed(slice::from_ref(&new), &mut chance)),
+        }
+        let wish = room.wish(&format!("file://{}", folder.dir.display()), &["old-format", "text-prefix"]);
+        let request = EngineRequest { version: VERSION, task: Task::Build(Box::new(wish)) };
+        let request = serde_json::to_string(&request).expect("JSON");
+        let mut limited = room.command();
+        let engine = limited.get_program().to_owned();
+        limited = within(&limited, engine);
+        let told = catch_unwind(AssertUnwindSafe(|| room.start_with(&request, &mut limited).finish()));
+        match told {
+            Ok(told) if told.took < Duration::from_secs(20) => built += u32::from(told.status.success()),
+            Ok(told) => complaints.push(format!("input {at} took {:?}", told.took)),
+            Err(_) => complaints.push(format!("input {at}: the engine ended without an outcome")),
+        }
+        folder.announce(packed, &old);
+        folder.announce(zipped, &new);
+    }
+    tally.count(tries, "inputs", &complaints);
+    tally.note(format!("{built} of them were built all the same"));
+}
+
+/// The same command, with 1 GiB of memory to write in.
+#[allow(clippy::disallowed_methods, reason = "runs what it tests")]
+fn within(command: &Command, engine: OsString) -> Command {
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -d 1048576; exec \"$0\""]).arg(engine).env_clear();
+    limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    limited.current_dir(command.get_current_dir().expect("a directory"));
+    limited
 }

@@ -6,7 +6,6 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "says how much was tried, and what never ends")]
 
-mod mutate;
 mod targets;
 
 use std::alloc::System;
@@ -17,6 +16,7 @@ use std::time::Duration;
 use std::{fs, process, thread};
 
 use agent_tests::chance::Chance;
+use agent_tests::mutate;
 use cap::Cap;
 use rustix::time::{ClockId, clock_gettime};
 use targets::{TARGETS, Target};

@@ -23,6 +23,7 @@ pub mod link;
 pub mod machines;
 pub mod manager;
 pub mod metadata;
+pub mod mutate;
 pub mod nvml;
 pub mod post;
 pub mod python;

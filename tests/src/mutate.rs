@@ -1,6 +1,6 @@
 //! Inputs by chance: what is known, changed in a few places.
 
-use agent_tests::chance::Chance;
+use crate::chance::Chance;
 
 /// An input of none but such bytes is as long at most.
 const LONGEST: usize = 64 << 10;
@@ -57,7 +57,7 @@ const TOKENS: &[&[u8]] = &[
 ];
 
 /// One of them, or two joined, with one to eight changes.
-pub(crate) fn changed(known: &[Vec<u8>], chance: &mut Chance) -> Vec<u8> {
+pub fn changed(known: &[Vec<u8>], chance: &mut Chance) -> Vec<u8> {
     let mut bytes = chance.pick(known).clone();
     for _ in 0..=chance.below(8) {
         change(&mut bytes, known, chance);
