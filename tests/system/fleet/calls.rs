@@ -12,13 +12,18 @@ use agent_identity::{
 };
 use agent_model::{Clock, SystemClock, Timestamp};
 use agent_proto::transport::{self, Way};
+use agent_proto::v1::assets_client::AssetsClient;
+use agent_proto::v1::jobs_client::JobsClient;
+use agent_proto::v1::nodes_client::NodesClient;
 use agent_proto::{declared_calls, v1};
 use agent_tests::client::runtime;
+use agent_tests::{SOON, eventually};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::Site;
+use super::limits::by_hand;
 
 /// And of the protocol of blobs.
 const BLOBS: [&str; 10] = [
@@ -225,4 +230,61 @@ fn test_nobody_gets_what_is_not_for_him() {
     }
     println!("{tried} calls were tried by somebody whom they are not for, or whom they are");
     assert!(Path::new(&site.controller.state()).join("controller/audit.jsonl").exists());
+}
+
+/// What is told of jobs and data of others where a list or another job names them.
+#[test]
+fn test_lists_and_names_show_nothing_of_others() {
+    let mut site = Site::new();
+    [("ada", "submit"), ("eve", "submit"), ("bob", "operate")]
+        .iter()
+        .for_each(|(user, role)| site.add_user(user, role));
+    site.add_node("n0", "127.0.0.1");
+    let project = site.project("ada", "");
+    let job = Path::new(&project).join("job.yml");
+    std::fs::write(job, "command: 'echo hers'\ncode: .\nenvironment: {python: /usr/bin/python3}\n").unwrap();
+    let data = site.path("ada").join("d.csv");
+    std::fs::write(&data, "hers\n").unwrap();
+    site.by("ada", &["data", "create", "iris", data.to_str().unwrap()]).ok();
+    let submit =
+        |more: &[&str]| site.by("ada", &[&["submit", &project], more].concat()).ok().stdout.trim().to_owned();
+    let (job, array) = (submit(&[]), submit(&["--array", "0-1"]));
+    site.by("ada", &["wait", &job, &array]).ok();
+    let [ada, eve, bob] = ["ada", "eve", "bob"].map(|user| by_hand(&site, user));
+
+    // A job cannot wait for one that its owner may not see: its end would tell how that one ended.
+    let own = site.project("eve", "command: 'true'\n");
+    site.by("eve", &["submit", &own, "--after", &job]).code(4).says("NET-102");
+    let list = |channel: &Channel, array: &str| {
+        let request = v1::ListJobsRequest { array: array.into(), ..v1::ListJobsRequest::default() };
+        let listed = runtime().block_on(JobsClient::new(channel.clone()).list(request));
+        listed.map(|answer| answer.into_inner().jobs)
+    };
+    assert_eq!(list(&ada, &array).unwrap().len(), 2);
+    assert_eq!(list(&eve, &array).unwrap_err().code(), Code::PermissionDenied, "the tasks of an array");
+    let commands = |channel: &Channel| {
+        let jobs = list(channel, "").unwrap().into_iter();
+        jobs.map(|job| job.spec.unwrap_or_default().command).collect::<Vec<_>>()
+    };
+    assert_eq!(commands(&ada), ["echo hers"; 2]);
+    assert_eq!(commands(&eve), ["(private)"; 2]);
+
+    let logs = |channel: Channel| {
+        let nodes = runtime().block_on(NodesClient::new(channel).list(v1::ListNodesRequest::default()));
+        let nodes = nodes.unwrap().into_inner().nodes.into_iter().filter_map(|node| node.inventory);
+        let environments = nodes.flat_map(|inventory| inventory.environments);
+        environments.map(|environment| environment.log).collect::<Vec<_>>()
+    };
+    let own = eventually("the node tells of its environment", SOON, || {
+        let own = logs(bob.clone());
+        (!own.is_empty()).then_some(own)
+    });
+    assert!(own.iter().all(|log| !log.is_empty()), "{own:?}");
+    let told = logs(eve.clone());
+    assert_eq!(told, vec![String::new(); own.len()], "where the logs of builds are");
+    let names = |channel: Channel| {
+        let assets = runtime().block_on(AssetsClient::new(channel).list(v1::ListAssetsRequest::default()));
+        assets.unwrap().into_inner().assets.len()
+    };
+    assert_eq!((names(ada), names(eve)), (1, 0));
 }

@@ -12,6 +12,7 @@ use agent_tests::client::runtime;
 use agent_tests::fleet::Daemon;
 use agent_tests::{SOON, eventually, finish};
 use serde_json::Value;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::transport::Channel;
@@ -53,6 +54,25 @@ impl Rogue {
                 reports.send(self.next(replicas)).await.unwrap();
             }
             orders
+        })
+    }
+
+    /// Reports for another node, after so many reports of its own; what it is told.
+    fn reports_as(&mut self, node: &str, own: usize) -> Status {
+        let mut worker = WorkerClient::new(self.channel.clone());
+        let mut reports: Vec<_> = (0..own).map(|_| self.next(&[])).collect();
+        reports.push(v1::NodeReport { node: node.into(), ..self.next(&[]) });
+        runtime().block_on(async {
+            let stream = tokio_stream::iter(reports).chain(tokio_stream::pending());
+            let heard = async {
+                let mut heard = worker.sync(stream).await?.into_inner();
+                loop {
+                    heard.message().await?;
+                }
+            };
+            let limited: Result<Result<(), Status>, _> =
+                tokio::time::timeout(Duration::from_secs(10), heard).await;
+            limited.expect("it is refused").unwrap_err()
         })
     }
 
@@ -168,6 +188,10 @@ fn test_a_node_takes_over_no_job_and_plants_none() {
     let theirs = gated(&site, "theirs");
     until(&site, &theirs, "Running");
     let mut rogue = Rogue::join(&site);
+    for own in 0..2 {
+        let told = rogue.reports_as("n0", own);
+        assert!(told.message().contains("speaks for"), "after {own} reports of its own: {told:?}");
+    }
     let real = shown(&site.nodes[0], &format!("{theirs}.1.0"));
     let (later, planted) = (format!("{theirs}.2.0"), "planted.1.0");
     let with = |replica: &str, grant: &v1::Grant, document: &str| v1::HeldReplica {
