@@ -64,8 +64,11 @@ fn rights(tally: &mut Tally, _: &Scale) {
             command.args(words).arg("--key").arg(&key);
             told(command, "secret\n")
         };
-        // Nobody gives sudo its password: it is the user's own.
-        told(bed.attaching(&ada, &["--accept-new"]), "").ok();
+        // Nobody can be asked for the password of sudo; only by word is it the user's own.
+        let ran = told(bed.attaching(&ada, &["--accept-new"]), "").code(1);
+        ran.says("there is no terminal to ask for it").says("--no-sudo");
+        assert_eq!(bed.machines[1].written(), before);
+        told(bed.attaching(&ada, &["--accept-new", "--no-sudo"]), "").ok();
         assert_eq!(whose(2).stdout.lines().last(), Some("ada"));
         detach(&["--password-stdin"]).ok();
         assert_eq!(bed.machines[1].written(), before);

@@ -236,6 +236,14 @@ pub(crate) enum ContextVerb {
         /// Its name.
         name: String,
     },
+    /// Reach its controller under another address, to which that moved; it proves to be the same.
+    #[command(after_help = "Example:\n  agentctl context move lab https://new.example:7443")]
+    Move {
+        /// Its name.
+        name: String,
+        /// The new address: `https://HOST:7443`.
+        controller: String,
+    },
     /// Forget one.
     Remove {
         /// Its name.

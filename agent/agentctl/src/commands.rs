@@ -116,7 +116,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Nodes(args) => nodes::nodes(&args, to, output).await?,
         Verb::Machine(verb) => return act_on_machine(verb, to, output).await,
         Verb::Login(args) => Box::pin(login::login(&args, context, output)).await?,
-        Verb::Context(verb) => login::context(&verb, output)?,
+        Verb::Context(verb) => login::context(&verb, output).await?,
         Verb::Attach(args) => return Box::pin(attach::attach(args, to, output)).await,
         Verb::Detach(args) => Box::pin(attach::detach(args, to, output)).await?,
         Verb::Token(verb) => people::token(verb, to, output).await?,

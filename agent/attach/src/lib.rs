@@ -112,6 +112,9 @@ pub enum AttachError {
     /// What is installed there is root's, and this login cannot become root.
     #[error("what attach installed there is root's, and this login has no way to become root")]
     NotRoot,
+    /// Sudo wants a password there, and nobody is here who could type it.
+    #[error("sudo wants a password there, and there is no terminal to ask for it")]
+    NobodyToAsk,
     /// Another attach or detach of the host is running.
     #[error("another attach or detach of this host is at work, from {0}")]
     Held(String),
@@ -142,6 +145,8 @@ pub struct SshHost {
     tunnel: TunnelSpec,
     /// It is reached through other hosts.
     is_behind: bool,
+    /// It is to be installed for the user alone.
+    no_sudo: bool,
 }
 
 /// A node that attach installed.
@@ -194,6 +199,7 @@ impl SshHost {
             way: ControllerWay::Direct,
             tunnel,
             is_behind: target.hops.len() > 1,
+            no_sudo: wish.no_sudo,
         };
         let port = controller.map(|(_, port)| port.to_string()).unwrap_or_default();
         let name = controller.map_or("", |(name, _)| name);
@@ -205,7 +211,11 @@ impl SshHost {
 
     /// Finds out whether root is available, and the facts that only root can read.
     async fn ask_for_root(&mut self, target: &Route, desk: &dyn Desk) -> Result<InstallPlan, AttachError> {
-        let sudo = report::sudo(&self.facts);
+        let for_user = report::installed(&self.facts).is_some_and(|there| there.mode == Mode::User);
+        let sudo = match self.no_sudo {
+            true => Sudo::None,
+            false => report::sudo(&self.facts),
+        };
         let mut plan = report::plan(&self.facts, sudo != Sudo::None);
         let given = self.password.is_some();
         for _ in 0..3 {
@@ -215,7 +225,11 @@ impl SshHost {
                     target.host().user,
                     target.host()
                 );
-                self.password = desk.secret(&question).filter(|password| !password.is_empty());
+                let typed = desk.secret(&question);
+                if typed.is_none() && !for_user {
+                    return Err(AttachError::NobodyToAsk);
+                }
+                self.password = typed.filter(|password| !password.is_empty());
                 if self.password.is_none() {
                     plan = report::plan(&self.facts, false);
                 }

@@ -19,6 +19,8 @@ pub struct SshWish {
     pub jump: Option<String>,
     /// The password of the user, also for sudo.
     pub password: Option<String>,
+    /// Sudo is not used, so that it is installed for the user alone.
+    pub no_sudo: bool,
     /// The fingerprint that the host's key must have.
     pub fingerprint: Option<String>,
     /// For how long to try to connect.

@@ -4,10 +4,13 @@
 //! executes a program; a supervisor that a helper started becomes the [`Assigned`] user. Everything that must be
 //! privileged for a job or a builder is here and in [`sys`](crate::sys).
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
+use std::fs::Permissions;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
@@ -88,9 +91,14 @@ impl fmt::Display for Assigned {
 const HIDES: (u32, u32) = (5, 8);
 
 /// Gives this process, and what it starts from here on, mounts of its own: the layer of the job of `user` over its
-/// environment, and `tmp` as `/tmp`, with an empty `/dev/shm` and a `/proc` that shows only processes of the same user.
-/// Only root can. Returns what could not be done; that is left as it was.
-pub fn hide(tmp: Option<&Path>, view: Option<&View>, user: Option<&User>) -> Vec<String> {
+/// environment, and `tmp` as `/tmp`, with an empty `/dev/shm` and a `/proc` that shows only processes of the same user,
+/// and other lists of `accounts`. Only root can. Returns what could not be done; that is left as it was.
+pub fn hide(
+    tmp: Option<&Path>,
+    view: Option<&View>,
+    user: Option<&User>,
+    accounts: &[(PathBuf, &str)],
+) -> Vec<String> {
     const NONE: Option<&str> = None;
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     // Later mounts of the machine are seen all the same.
@@ -117,8 +125,40 @@ pub fn hide(tmp: Option<&Path>, view: Option<&View>, user: Option<&User>) -> Vec
     });
     let private =
         private.into_iter().flatten().map(|(what, done)| (what, done.map_err(std::io::Error::from)));
-    let tried = layered.into_iter().chain(private);
+    let listed = accounts.iter().map(|(list, place)| {
+        let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | plain;
+        let shown = mount(Some(list), *place, NONE, MsFlags::MS_BIND, NONE);
+        let shown = shown.and_then(|()| mount(NONE, *place, NONE, read_only, NONE));
+        ("a name of its own", shown.map_err(std::io::Error::from))
+    });
+    let tried = layered.into_iter().chain(private).chain(listed);
     tried.filter_map(|(what, done)| Some(format!("{what}: {}", done.err()?))).collect()
+}
+
+/// The machine's lists of users and groups with a user that is in none of them, as files in `dir`, and what each is to
+/// cover. Programs ask them who they are: `id`, `ssh`, Open MPI, Spark.
+pub fn accounts_with(
+    user: &User,
+    variables: &BTreeMap<String, String>,
+    dir: &Path,
+) -> io::Result<Vec<(PathBuf, &'static str)>> {
+    let of = |name: &str| variables.get(name).map_or("", String::as_str);
+    let (name, home) = (of("USER"), of("HOME"));
+    if [name, home].iter().any(|text| text.is_empty() || text.contains([':', '\n'])) {
+        return Ok(Vec::new());
+    }
+    let User { uid, gid, .. } = user;
+    let lists = [
+        ("passwd", "/etc/passwd", format!("{name}:x:{uid}:{gid}::{home}:/bin/sh\n")),
+        ("group", "/etc/group", format!("{name}:x:{gid}:\n")),
+    ];
+    let written = lists.map(|(file, place, own)| {
+        let list = dir.join(file);
+        std::fs::write(&list, own + &std::fs::read_to_string(place)?)?;
+        std::fs::set_permissions(&list, Permissions::from_mode(0o644))?;
+        Ok((list, place))
+    });
+    written.into_iter().collect()
 }
 
 /// Major and minor number of the running kernel.

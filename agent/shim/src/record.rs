@@ -64,6 +64,9 @@ pub struct Launch {
     /// user. The machine's own when absent.
     #[serde(default)]
     pub tmp: Option<PathBuf>,
+    /// The machine has no account of its user, who is known in the job by the name in the variable `USER`.
+    #[serde(default)]
+    pub nameless: bool,
     /// What it sees in another way than the machine; ignored in a container.
     #[serde(default)]
     pub view: Option<View>,

@@ -318,10 +318,20 @@ impl Supervisor<'_> {
     /// Gives the job mounts of its own, as far as the machine allows.
     fn hide(&mut self) {
         let view = self.launch.view.as_ref().filter(|view| view.state.is_none());
-        if self.launch.container || (self.launch.tmp.is_none() && view.is_none()) {
+        let has_own = self.launch.tmp.is_some() || view.is_some() || self.launch.nameless;
+        if self.launch.container || !has_own {
             return;
         }
-        for unmet in apart::hide(self.launch.tmp.as_deref(), view, self.launch.user.as_ref()) {
+        let named = match (self.launch.nameless, &self.launch.user) {
+            (true, Some(user)) => apart::accounts_with(user, &self.launch.env, self.dir.path()),
+            _ => Ok(Vec::new()),
+        };
+        let (accounts, unmet) = match named {
+            Ok(accounts) => (accounts, None),
+            Err(error) => (Vec::new(), Some(format!("a name of its own: {error}"))),
+        };
+        let unmets = apart::hide(self.launch.tmp.as_deref(), view, self.launch.user.as_ref(), &accounts);
+        for unmet in unmets.into_iter().chain(unmet) {
             self.notes.say(format_args!("not in effect: {unmet}"));
             self.life.limits_unmet.push(unmet);
         }

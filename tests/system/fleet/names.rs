@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use agent_tests::fleet::Daemon;
 use agent_tests::{SOON, eventually, finish};
 
 use super::Site;
@@ -101,4 +102,29 @@ fn test_who_gets_the_name_of_a_removed_user_has_nothing_of_that_one_unless_it_is
     site.start_controller();
     site.by("ada", &["logs", &job]).code(4).says("NET-102").says("an earlier user ada");
     until_it_says(&site, &own, "new");
+}
+
+#[test]
+fn test_a_user_of_the_fleet_has_the_own_name_in_jobs_unless_it_is_somebodys_here() {
+    let mut site = Site::new();
+    ["ada", "daemon"].iter().for_each(|user| site.add_user(user, "submit"));
+    let config = "node_name: n0\ndisk_reserve: 64MiB\njob_user: per-run\n";
+    let mut node = Daemon::new(site.path("n0"), config.to_owned());
+    site.join(&node, "127.0.0.1", &site.token(&[])).ok();
+    node.spawn();
+    site.nodes.push(node);
+    site.until_ready("n0");
+    let said = |user: &str| {
+        let job = "command: 'echo $(id -un) $(id -gn) $USER $(getent passwd $(id -u) | cut -d: -f1) ~'\n";
+        let job = site.by(user, &["submit", &site.project(user, job)]).ok().stdout.trim().to_owned();
+        eventually("it has ended", SOON, || {
+            (site.json(&["show", &job, "--json"])["state"] == "Completed").then_some(())
+        });
+        site.by(user, &["logs", &job]).ok().stdout.trim().split(' ').map(str::to_owned).collect::<Vec<_>>()
+    };
+    let names = said("ada");
+    assert_eq!(names[..4], ["ada"; 4]);
+    assert!(names[4].contains("/n0/"), "a home of the job's own: {names:?}");
+    let names = said("daemon");
+    assert!(names[0].starts_with("job-2") && names[..4].iter().all(|name| *name == names[0]), "{names:?}");
 }

@@ -20,6 +20,9 @@ pub(crate) struct SshArgs {
     /// Read the password, which is also that for sudo, from the first line of standard input.
     #[arg(long)]
     pub(crate) password_stdin: bool,
+    /// Do not use sudo: it is then installed for that user alone.
+    #[arg(long)]
+    pub(crate) no_sudo: bool,
     /// Go by way of this host; several with commas.
     #[arg(long, value_name = "USER@HOST")]
     pub(crate) jump: Option<String>,

@@ -137,6 +137,7 @@ fn wish(place: &str, ssh: &SshArgs, output: &mut Output) -> Result<SshWish, Fail
         key: ssh.key.clone(),
         jump: ssh.jump.clone(),
         password,
+        no_sudo: ssh.no_sudo,
         fingerprint: ssh.fingerprint.clone(),
         deadline: ssh.timeout,
     })

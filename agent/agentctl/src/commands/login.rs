@@ -84,13 +84,19 @@ fn read_code(output: &mut Output) -> Result<Token, Failure> {
 }
 
 /// Shows and changes the contexts of this user.
-pub(super) fn context(verb: &ContextVerb, output: &mut Output) -> Result<(), Failure> {
+pub(super) async fn context(verb: &ContextVerb, output: &mut Output) -> Result<(), Failure> {
     match verb {
         ContextVerb::List { json } => list(*json, output),
         ContextVerb::Use { name } => {
             require(name)?;
             target::change(|contexts| contexts.current = Some(name.clone()))?;
             output.note(&format!("every command speaks to {name} now"));
+            Ok(())
+        }
+        ContextVerb::Move { name, controller } => {
+            require(name)?;
+            follow(name, controller).await?;
+            output.note(&format!("{name} is reached at {controller} from now on"));
             Ok(())
         }
         ContextVerb::Remove { name } => {
@@ -105,6 +111,28 @@ pub(super) fn context(verb: &ContextVerb, output: &mut Output) -> Result<(), Fai
             Ok(())
         }
     }
+}
+
+/// Has a context reach its controller at another address, if the one that answers there has the same authority.
+async fn follow(name: &str, controller: &str) -> Result<(), Failure> {
+    let place = target::place(controller)?;
+    let Some(known) = target::read()?.contexts.remove(name) else { return Ok(()) };
+    let unusable = |error: &agent_identity::KeyError| {
+        Fault::new(Code::StateUnusable, format!("the certificate of {name} cannot be used")).because(error)
+    };
+    let authority = known.authority().map_err(|error| unusable(&error))?;
+    let dialer = target::dialer(&place, Trust::Authority(authority), None)?;
+    dialer.authority().await.map_err(|error| {
+        Fault::new(Code::Unreachable, format!("the controller of {name} does not answer at {controller}"))
+            .because(&error)
+            .fix("check the address and the firewall; a controller with another authority needs a new login")
+    })?;
+    target::change(|contexts| {
+        if let Some(context) = contexts.contexts.get_mut(name) {
+            controller.trim_end_matches('/').clone_into(&mut context.controller);
+        }
+    })?;
+    Ok(())
 }
 
 fn require(name: &str) -> Result<(), Fault> {

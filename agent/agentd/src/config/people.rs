@@ -28,6 +28,11 @@ impl JobUser {
         JobUser::known(unistd::User::from_uid(Uid::from_raw(uid)).ok()??)
     }
 
+    /// Whether the system knows a user of this name; may block on the lookup. Taken for one where it cannot tell.
+    pub(crate) fn is_known(name: &str) -> bool {
+        !matches!(unistd::User::from_name(name), Ok(None))
+    }
+
     fn known(user: unistd::User) -> Option<JobUser> {
         let home = user.dir.to_str()?.to_owned();
         let name = CString::new(user.name.clone()).ok()?;

@@ -113,6 +113,7 @@ impl Facts<'_> {
             grace: self.spec.limits.grace(),
             timeout: self.spec.limits.timeout,
             user: self.user.map(|user| User { uid: user.uid, gid: user.gid, groups: user.groups.clone() }),
+            nameless: self.user.is_some_and(|user| user.home.is_empty()),
             tmp: self.private.then(|| self.dir.tmp()),
             view: self.view.clone(),
             metadata: self.metadata,

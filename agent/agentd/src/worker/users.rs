@@ -120,19 +120,20 @@ impl Users {
             allows_root: config.runs_as_root(),
             knows_owners: config.knows_owners(),
         };
-        match choose(&policy, record.spec.owner.as_ref(), account) {
+        let owner = record.spec.owner.as_ref();
+        match choose(&policy, owner, account) {
             Choice::Daemon if !agent_spawn::has_helper() => Ok(None),
             // With a helper, no job runs as the daemon's own user.
             Choice::Daemon if policy.allows_root && is_roots(record) => Ok(account(0)),
-            Choice::Daemon => self.take(&record.replica).map(Some),
+            Choice::Daemon => self.take(&record.replica, owner).map(Some),
             Choice::Account(user) => Ok(Some(user)),
-            Choice::OfItsOwn => self.take(&record.replica).map(Some),
+            Choice::OfItsOwn => self.take(&record.replica, owner).map(Some),
             Choice::Root => Err(refused_root()),
         }
     }
 
     /// A user that nobody else has. Blocking: reads the uid of every process.
-    fn take(&self, replica: &ReplicaId) -> Result<JobUser, Fault> {
+    fn take(&self, replica: &ReplicaId, owner: Option<&Principal>) -> Result<JobUser, Fault> {
         if !are_here(&self.uids, &uid_map()) {
             return Err(Fault::new(
                 Code::LaunchFailed,
@@ -151,7 +152,12 @@ impl Users {
         })?;
         given.last = Some(uid);
         given.held.insert(replica.clone(), uid);
-        Ok(JobUser { name: format!("job-{uid}"), uid, gid: uid, groups: Vec::new(), home: String::new() })
+        // Somebody of the fleet is called in the job as he is there, unless that is somebody of this machine.
+        let name = match owner {
+            Some(Principal::User { name }) if !JobUser::is_known(name.as_str()) => name.to_string(),
+            _ => format!("job-{uid}"),
+        };
+        Ok(JobUser { name, uid, gid: uid, groups: Vec::new(), home: String::new() })
     }
 
     /// Releases the uid of an ended replica; if its directory is kept, the uid stays in use.
@@ -312,11 +318,11 @@ mod tests {
         let [one, other]: [ReplicaId; 2] = ["a.1.0", "b.1.0"].map(|id| id.parse().unwrap());
         fs::create_dir(jobs.join("c.1.0")).unwrap();
         assert_eq!(users.of_directories(), [own]);
-        let taken = users.take(&one).unwrap();
+        let taken = users.take(&one, None).unwrap();
         assert_eq!((taken.uid, taken.gid), (own + 1, own + 1));
-        assert_eq!(users.take(&other).unwrap_err().code, Code::LaunchFailed);
+        assert_eq!(users.take(&other, None).unwrap_err().code, Code::LaunchFailed);
         users.give_back(&one);
-        assert_eq!(users.take(&other).unwrap().uid, own + 1);
+        assert_eq!(users.take(&other, None).unwrap().uid, own + 1);
         assert!(of_processes().contains(&own_user().uid), "this process");
     }
 }

@@ -115,6 +115,7 @@ pub(super) fn launch_of(argv: &[&str]) -> Launch {
         view: None,
         metadata: false,
         denied: Vec::new(),
+        nameless: false,
         hold_port: None,
         secrets: BTreeMap::new(),
         gang: None,

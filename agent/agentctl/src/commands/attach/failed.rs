@@ -16,6 +16,8 @@ pub(super) fn fault(host: &str, error: &AttachError) -> Fault {
         AttachError::Step { .. } => broken(host, error).fix("mend that, then run it again"),
         AttachError::NotRoot => broken(host, error)
             .fix("give the password of sudo, by the terminal or --password-stdin; or log in as somebody who is root"),
+        AttachError::NobodyToAsk => broken(host, error)
+            .fix("give it with --password-stdin <FILE; or say --no-sudo: then it is installed for that user alone"),
         AttachError::Held(_) => broken(host, error).fix("wait until that one is done, then run it again"),
         AttachError::Package(_) => broken(host, error).fix("name the .tar.gz of a release: --package FILE"),
     }

@@ -35,6 +35,7 @@ fn job(host: Node, args: &AttachArgs) -> Result<Candidate, At> {
             port: ssh.port,
             key: ssh.key.clone(),
             jump: ssh.jump.clone(),
+            no_sudo: ssh.no_sudo,
             deadline: ssh.timeout,
             ..SshWish::default()
         },
