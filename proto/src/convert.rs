@@ -108,6 +108,7 @@ impl From<JobSpec> for v1::JobSpec {
             priority: draft.priority.name().to_owned(),
             secrets: draft.secrets.into_iter().collect(),
             owner: draft.owner.map(String::from).unwrap_or_default(),
+            owner_since_ms: draft.owner_since.map_or(0, |since| since.0),
             distribution: draft.distribution.map(Into::into),
             compute: draft.compute.unwrap_or_default(),
             array: draft.array.map(String::from).unwrap_or_default(),
@@ -177,6 +178,7 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             secrets: wire.secrets.into_iter().collect(),
             // One that this release does not know is nobody it could name.
             owner: optional(wire.owner).and_then(|owner| owner.parse().ok()),
+            owner_since: Some(Timestamp(wire.owner_since_ms)).filter(|since| since.0 > 0),
             distribution: wire.distribution.map(TryInto::try_into).transpose()?,
             compute: Some(wire.compute).filter(|name| !name.is_empty()),
             array: optional(wire.array).map(|a| a.parse().map_err(|_| value("array", &a))).transpose()?,

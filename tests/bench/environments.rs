@@ -143,6 +143,7 @@ impl Bench {
             solve_within_s: 120,
             stall_s: 60,
             hard_links: true,
+            for_everybody: false,
         })))
     }
 

@@ -121,6 +121,7 @@ impl Room {
             solve_within_s: 60,
             stall_s: 30,
             hard_links: false,
+            for_everybody: false,
         }
     }
 

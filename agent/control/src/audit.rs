@@ -6,8 +6,8 @@
 //! | `audit.jsonl` | calls of callers who are known, those that were refused to them among it |
 //! | `refused.jsonl` | what callers asked for who proved nothing, and calls that do not exist |
 //!
-//! Bounded in what anybody can put into it: an entry is short, the same refusal to the same caller is counted within a
-//! minute and not written again, and a full file makes room for a new one while the oldest is removed. So nobody pushes
+//! Bounded in what anybody can put into it: an entry is short, the same call of the same caller that was refused or that
+//! failed again, and what he does more than [`EACH`] times, is counted within a minute and not written again, and a full file makes room for a new one while the oldest is removed. So nobody pushes
 //! out what others did. It is best effort: a line that cannot be written is put into the daemon's log instead, and the
 //! call goes on.
 
@@ -29,6 +29,8 @@ const FULL: u64 = 16 << 20;
 const OLD: u32 = 4;
 /// The most characters of each field of an entry.
 const FIELD: usize = 120;
+/// How many calls of a kind that were done are written in that time of one caller; more are counted.
+const EACH: u64 = 600;
 /// How long the same refusal is counted before it is written again.
 const COUNTED: Duration = Duration::from_secs(60);
 /// The most refusals that are counted each by itself; any more are counted together.
@@ -81,13 +83,15 @@ pub(crate) struct Audit(Arc<Mutex<AuditFiles>>);
 struct AuditFiles {
     known: AuditFile,
     refused: AuditFile,
-    counted: HashMap<(String, String), Counted>,
+    counted: HashMap<(String, String, bool), Counted>,
 }
 
 /// A refusal that was written a short time ago.
 #[derive(Debug)]
 struct Counted {
     since: Timestamp,
+    /// How many were written.
+    written: u64,
     /// The last one that was not written, and how many there were.
     more: Option<AuditEntry>,
 }
@@ -111,17 +115,16 @@ impl Audit {
         Audit(Arc::new(Mutex::new(AuditFiles { known, refused, counted: HashMap::new() })))
     }
 
-    /// Writes a line about a call that was allowed. Blocks.
+    /// Writes a line about a call that was allowed, or counts it: there are many of it, or it failed again. Blocks.
     pub(crate) fn write(&self, entry: AuditEntry) {
-        let mut files = self.0.lock();
-        files.settle(entry.at_ms);
-        files.write(entry.shortened());
+        let most = if entry.answer == "ok" { EACH } else { 1 };
+        self.0.lock().note(entry.shortened(), most);
     }
 
     /// Writes a line about a call that was refused, or counts it. Blocks. A number is written with the first entry after
     /// [`COUNTED`].
     pub(crate) fn refuse(&self, entry: AuditEntry) {
-        self.0.lock().refuse(entry.shortened());
+        self.0.lock().note(entry.shortened(), 1);
     }
 }
 
@@ -135,16 +138,21 @@ impl AuditFiles {
         }
     }
 
-    fn refuse(&mut self, mut entry: AuditEntry) {
+    /// Writes an entry if it is among the first `most` of its caller, call and kind of answer.
+    fn note(&mut self, mut entry: AuditEntry, most: u64) {
         self.settle(entry.at_ms);
-        let mut key = (entry.who.clone(), entry.call.clone());
+        let mut key = (entry.who.clone(), entry.call.clone(), entry.answer == "ok");
         if self.counted.len() >= APART && !self.counted.contains_key(&key) {
-            key = ("several callers".to_owned(), "several calls".to_owned());
-            (entry.who, entry.call) = key.clone();
+            (entry.who, entry.call) = ("several callers".to_owned(), "several calls".to_owned());
+            key = (entry.who.clone(), entry.call.clone(), false);
         }
         match self.counted.get_mut(&key) {
             None => {
-                self.counted.insert(key, Counted { since: entry.at_ms, more: None });
+                self.counted.insert(key, Counted { since: entry.at_ms, written: 1, more: None });
+                self.write(entry);
+            }
+            Some(counted) if counted.written < most => {
+                counted.written += 1;
                 self.write(entry);
             }
             Some(counted) => {
@@ -281,5 +289,25 @@ mod tests {
             audit.refuse(entry(&format!("user u{number}"), "Nodes/Preempt", 61_000));
         }
         assert!(audit.0.lock().counted.len() <= APART + 1);
+    }
+
+    #[test]
+    fn test_what_fails_again_and_is_done_without_end_is_counted_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::new(dir.path());
+        let answered = |call: &str, answer: &str, at| AuditEntry {
+            answer: answer.into(),
+            ..entry("user eve", call, at)
+        };
+        for at in 0..5_000 {
+            audit.write(answered("Secrets/Remove", &format!("you have no secret `{at}`"), at));
+            audit.write(answered("Secrets/Set", "ok", at));
+        }
+        audit.write(answered("Jobs/Cancel", "ok", 60_000));
+        let written = lines(&dir.path().join("audit.jsonl"));
+        let of = |call: &str| written.iter().filter(|line| line["call"] == call).collect::<Vec<_>>();
+        let (failed, done) = (of("Secrets/Remove"), of("Secrets/Set"));
+        assert_eq!((failed.len(), done.len(), of("Jobs/Cancel").len()), (2, 601, 1));
+        assert_eq!((&failed[1]["times"], &done[600]["times"]), (&4_999.into(), &4_400.into()));
     }
 }

@@ -52,6 +52,8 @@ pub(crate) enum TokenRefused {
 struct Known {
     members: BTreeMap<NodeId, MemberRecord>,
     users: BTreeMap<UserName, UserRecord>,
+    /// Users who were removed, and who were not the first of their name.
+    gone: BTreeMap<UserName, UserRecord>,
     tokens: BTreeMap<String, TokenRecord>,
     /// Nodes that were removed, by enrollment.
     removed: BTreeMap<String, RemovedRecord>,
@@ -62,7 +64,14 @@ impl Known {
     fn put(&mut self, document: Document) {
         match document {
             Document::Member(member) => drop(self.members.insert(member.node.clone(), member)),
-            Document::User(user) => drop(self.users.insert(user.name.clone(), user)),
+            Document::User(user) if user.is_removed => {
+                self.users.remove(&user.name);
+                self.gone.insert(user.name.clone(), user);
+            }
+            Document::User(user) => {
+                self.gone.remove(&user.name);
+                self.users.insert(user.name.clone(), user);
+            }
             Document::Token(token) => drop(self.tokens.insert(token.hash.clone(), token)),
             Document::Removed(removed) => drop(self.removed.insert(removed.enrollment.clone(), removed)),
             Document::Node(_)
@@ -130,9 +139,14 @@ impl Registry {
 
     /// Whether a job that was submitted then in this name is this one's: it may be of an earlier user who was called so.
     pub(crate) fn is_of(&self, who: &Principal, submitted_at: Timestamp) -> bool {
-        let Principal::User { name } = who else { return true };
+        self.owns_since(who).is_none_or(|since| submitted_at >= since)
+    }
+
+    /// Since when the name is that of this person, who is or was a user; `None` if nobody else had it before.
+    pub(crate) fn owns_since(&self, who: &Principal) -> Option<Timestamp> {
+        let Principal::User { name } = who else { return None };
         let known = self.known.read();
-        known.users.get(name).and_then(|user| user.owns_since).is_none_or(|since| submitted_at >= since)
+        known.users.get(name).or_else(|| known.gone.get(name))?.owns_since
     }
 
     pub(crate) fn has_user(&self, name: &UserName) -> bool {
@@ -285,8 +299,14 @@ impl Registry {
         let _one = self.changing.lock().await;
         let old = self.known.read().users.get(name).cloned();
         let enrollment = agent_identity::random_name().map_err(|_| TokenRefused::Chance)?;
-        let new =
-            UserRecord { name: name.clone(), role: Role::Submit, enrollment, added_at: now, owns_since };
+        let new = UserRecord {
+            name: name.clone(),
+            role: Role::Submit,
+            enrollment,
+            added_at: now,
+            owns_since,
+            is_removed: false,
+        };
         let user = old.unwrap_or(new);
         let role = role.unwrap_or(user.role);
         Ok(self.add(vec![Document::User(UserRecord { role, ..user })]).await?)
@@ -298,7 +318,16 @@ impl Registry {
         let user = self.known.read().users.get(name).cloned();
         let Some(user) = user else { return Ok(false) };
         let codes = self.tokens().into_iter().filter(|token| token.user.as_ref() == Some(name));
-        self.withdraw(codes.map(Document::Token).chain([Document::User(user)]).collect()).await?;
+        let codes = codes.map(Document::Token);
+        if user.owns_since.is_none() {
+            return self.withdraw(codes.chain([Document::User(user)]).collect()).await.map(|()| true);
+        }
+        // Should he come back, what was before him is still not his.
+        let gone = Document::User(UserRecord { enrollment: String::new(), is_removed: true, ..user });
+        self.known.write().put(gone.clone());
+        self.withdrawals.send_modify(|changes| *changes += 1);
+        self.queue.write(vec![gone], Vec::new()).await?;
+        self.withdraw(codes.collect()).await?;
         Ok(true)
     }
 

@@ -179,6 +179,9 @@ pub struct Build {
     /// otherwise files are copied.
     #[serde(default)]
     pub hard_links: bool,
+    /// Of this machine it reads only what everybody may read: whoever asks for it may be another user than this process.
+    #[serde(default)]
+    pub for_everybody: bool,
 }
 
 /// A source of packages.

@@ -20,7 +20,9 @@ use serde::{Deserialize, Serialize};
 use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
-use crate::{Artifacts, DataInput, Digest, EnvSpec, Epoch, JobId, JobState, PoolName, Principal, Verdict};
+use crate::{
+    Artifacts, DataInput, Digest, EnvSpec, Epoch, JobId, JobState, PoolName, Principal, Timestamp, Verdict,
+};
 
 pub use crate::data::Output;
 pub use array::{Array, ArrayError, Indices, MAX_TASKS};
@@ -78,6 +80,10 @@ pub struct JobDraft {
     /// The owner of the job, as set by the controller. A value from a client is ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Principal>,
+    /// Since when the name is the owner's, where somebody else had it before: then nodes keep what packages of both
+    /// wrote apart. The controller sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_since: Option<Timestamp>,
     /// Every user may read it, not only its owner.
     pub visible_to_all: bool,
     /// Jobs that must have ended before it may start.
@@ -123,6 +129,7 @@ impl Default for JobDraft {
             priority: Priority::default(),
             secrets: BTreeMap::new(),
             owner: None,
+            owner_since: None,
             visible_to_all: false,
             predecessors: Vec::new(),
             array: None,
@@ -315,10 +322,10 @@ impl Default for Resources {
 pub struct JobSpec(Arc<JobDraft>);
 
 impl JobSpec {
-    /// The same job, of this owner.
+    /// The same job, of this owner, who has that name since then, if somebody had it before.
     #[must_use]
-    pub fn owned_by(self, owner: Option<Principal>) -> JobSpec {
-        JobSpec(Arc::new(JobDraft { owner, resumes: None, ..JobDraft::from(self) }))
+    pub fn owned_by(self, owner: Option<Principal>, owner_since: Option<Timestamp>) -> JobSpec {
+        JobSpec(Arc::new(JobDraft { owner, owner_since, resumes: None, ..JobDraft::from(self) }))
     }
 
     /// The same job, whose attempt begins with what an earlier one left.

@@ -10,14 +10,14 @@ use std::fmt;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid};
 
-use crate::record::User;
+use crate::record::{Launch, User};
 use crate::room::{self, BuilderRoom};
 use crate::sys;
 use crate::view::{self, View};
@@ -90,15 +90,11 @@ impl fmt::Display for Assigned {
 /// The first kernel on which each `/proc` mount hides by itself; before, hiding was for the whole PID namespace.
 const HIDES: (u32, u32) = (5, 8);
 
-/// Gives this process, and what it starts from here on, mounts of its own: the layer of the job of `user` over its
-/// environment, and `tmp` as `/tmp`, with an empty `/dev/shm` and a `/proc` that shows only processes of the same user,
-/// and other lists of `accounts`. Only root can. Returns what could not be done; that is left as it was.
-pub fn hide(
-    tmp: Option<&Path>,
-    view: Option<&View>,
-    user: Option<&User>,
-    accounts: &[(PathBuf, &str)],
-) -> Vec<String> {
+/// Gives this process, and what it starts from here on, mounts of its own: the layer of the job over its environment,
+/// its `/tmp`, with an empty `/dev/shm` and a `/proc` that shows only processes of the same user, and a name for its
+/// user, whose lists are kept in `dir`. Only root can. Returns what could not be done; that is left as it was.
+pub fn hide(launch: &Launch, view: Option<&View>, dir: &Path) -> Vec<String> {
+    let (tmp, user) = (launch.tmp.as_deref(), launch.user.as_ref());
     const NONE: Option<&str> = None;
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     // Later mounts of the machine are seen all the same.
@@ -125,40 +121,35 @@ pub fn hide(
     });
     let private =
         private.into_iter().flatten().map(|(what, done)| (what, done.map_err(std::io::Error::from)));
-    let listed = accounts.iter().map(|(list, place)| {
-        let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | plain;
-        let shown = mount(Some(list), *place, NONE, MsFlags::MS_BIND, NONE);
-        let shown = shown.and_then(|()| mount(NONE, *place, NONE, read_only, NONE));
-        ("a name of its own", shown.map_err(std::io::Error::from))
-    });
+    let nameless = user.filter(|_| launch.nameless);
+    let listed = nameless.map(|user| ("a name of its own", be_named(user, &launch.env, dir)));
     let tried = layered.into_iter().chain(private).chain(listed);
     tried.filter_map(|(what, done)| Some(format!("{what}: {}", done.err()?))).collect()
 }
 
-/// The machine's lists of users and groups with a user that is in none of them, as files in `dir`, and what each is to
-/// cover. Programs ask them who they are: `id`, `ssh`, Open MPI, Spark.
-pub fn accounts_with(
-    user: &User,
-    variables: &BTreeMap<String, String>,
-    dir: &Path,
-) -> io::Result<Vec<(PathBuf, &'static str)>> {
+/// Adds a user to the lists of users and groups that are seen from here on. Programs ask them who they are: `id`, `ssh`,
+/// Open MPI, Spark.
+fn be_named(user: &User, variables: &BTreeMap<String, String>, dir: &Path) -> io::Result<()> {
+    const NONE: Option<&str> = None;
+    let read_only = [MsFlags::MS_BIND, MsFlags::MS_REMOUNT, MsFlags::MS_RDONLY, MsFlags::MS_NOSUID];
     let of = |name: &str| variables.get(name).map_or("", String::as_str);
     let (name, home) = (of("USER"), of("HOME"));
     if [name, home].iter().any(|text| text.is_empty() || text.contains([':', '\n'])) {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let User { uid, gid, .. } = user;
     let lists = [
         ("passwd", "/etc/passwd", format!("{name}:x:{uid}:{gid}::{home}:/bin/sh\n")),
         ("group", "/etc/group", format!("{name}:x:{gid}:\n")),
     ];
-    let written = lists.map(|(file, place, own)| {
+    for (file, place, own) in lists {
         let list = dir.join(file);
         std::fs::write(&list, own + &std::fs::read_to_string(place)?)?;
         std::fs::set_permissions(&list, Permissions::from_mode(0o644))?;
-        Ok((list, place))
-    });
-    written.into_iter().collect()
+        mount(Some(&list), place, NONE, MsFlags::MS_BIND, NONE)?;
+        mount(NONE, place, NONE, read_only.into_iter().collect(), NONE)?;
+    }
+    Ok(())
 }
 
 /// Major and minor number of the running kernel.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
 /// Fewer bytes are no secret, and hiding them would make a log unreadable.
 const SHORTEST: usize = 4;
@@ -14,7 +14,7 @@ const SHORTEST: usize = 4;
 /// The values that are hidden. See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Mask {
-    values: Vec<String>,
+    values: Vec<Value>,
     /// Finds them; where two begin at the same byte, the longer one.
     finder: Option<AhoCorasick>,
 }
@@ -25,9 +25,11 @@ impl Mask {
         let lines = |secret: &'a str| std::iter::once(secret).chain(secret.lines()).map(str::trim);
         let long = |value: &&str| value.len() >= SHORTEST;
         let values: BTreeSet<&str> = secrets.into_iter().flat_map(lines).filter(long).collect();
-        // It refuses gigabytes of values, and a secret has some thousand bytes.
-        let finder = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&values).ok();
-        Mask { values: values.into_iter().map(str::to_owned).collect(), finder }
+        // The kind whose size is that of the values: a table of all transitions is a hundred times that.
+        let kind = Some(AhoCorasickKind::ContiguousNFA);
+        let finder =
+            AhoCorasick::builder().kind(kind).match_kind(MatchKind::LeftmostLongest).build(&values).ok();
+        Mask { values: values.into_iter().map(Value::of).collect(), finder }
     }
 
     /// Hides what it finds in `text`; returns how many bytes of it are settled. With the rest a value may begin whose
@@ -47,12 +49,43 @@ impl Mask {
 
     /// From where on `text` may be the beginning of a value.
     fn open_from(&self, text: &[u8]) -> usize {
-        let begins = |value: &String| {
-            let most = value.len().min(text.len() + 1);
-            (1..most).rev().find(|length| text.ends_with(&value.as_bytes()[..*length]))
-        };
-        text.len() - self.values.iter().filter_map(begins).max().unwrap_or(0)
+        text.len() - self.values.iter().map(|value| value.begins_at_end_of(text)).max().unwrap_or(0)
     }
+}
+
+/// A value, and for each of its beginnings how long its longest end is that is a beginning, too, and shorter (Knuth,
+/// Morris and Pratt): by that the beginning with which a text ends is found in one pass, whatever the value is.
+#[derive(Debug)]
+struct Value {
+    bytes: Vec<u8>,
+    borders: Vec<u32>,
+}
+
+impl Value {
+    fn of(value: &str) -> Value {
+        let bytes = value.as_bytes().to_vec();
+        let (mut borders, mut length) = (vec![0_u32; bytes.len()], 0);
+        for at in 1..bytes.len() {
+            length = further(&bytes, &borders, length, bytes[at]);
+            borders[at] = u32::try_from(length).unwrap_or(0);
+        }
+        Value { bytes, borders }
+    }
+
+    /// The length of the longest beginning of the value, but not all of it, with which this text ends.
+    fn begins_at_end_of(&self, text: &[u8]) -> usize {
+        let most = self.bytes.len() - 1;
+        let end = &text[text.len().saturating_sub(most)..];
+        end.iter().fold(0, |length, byte| further(&self.bytes, &self.borders, length, *byte))
+    }
+}
+
+/// How much of the value is met with one more byte, if so much was met before it.
+fn further(value: &[u8], borders: &[u32], mut met: usize, byte: u8) -> usize {
+    while met > 0 && value[met] != byte {
+        met = borders[met - 1] as usize;
+    }
+    if value[met] == byte { met + 1 } else { 0 }
 }
 
 #[cfg(test)]
@@ -90,6 +123,23 @@ mod tests {
             assert_eq!(hidden(&mask, &[text.as_bytes()]), expected, "{text}");
         }
         assert_eq!(hidden(&Mask::default(), &[b"hunter22"]), "hunter22");
+    }
+
+    #[test]
+    fn test_values_that_repeat_themselves_and_many_large_ones_cost_no_more_than_others() {
+        let repeated = "k".repeat(8192);
+        let near = [&repeated.as_bytes()[1..], b"x"].concat().repeat(200);
+        let mask = Mask::of([repeated.as_str(), "hunter22secret"]);
+        let mut rest = Vec::new();
+        for piece in near.chunks(100) {
+            rest.extend_from_slice(piece);
+            let settled = mask.hide(&mut rest, false);
+            rest.drain(..settled);
+        }
+        let large: Vec<String> = (0..60).map(|n| format!("{n:04}-ä").repeat(1000)).collect();
+        let mask = Mask::of(large.iter().map(String::as_str));
+        let size = mask.finder.as_ref().map(AhoCorasick::memory_usage).unwrap_or_default();
+        assert!(size > 0 && size < 40 << 20, "{size} bytes for 480 kB of values");
     }
 
     proptest! {

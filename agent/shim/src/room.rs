@@ -1,13 +1,14 @@
 //! The room of a builder: what of the machine a short program of somebody else sees, and that nothing of it is left.
 //!
-//! It has process numbers, mounts and IPC of its own, an empty `/tmp` and `/dev/shm`, and of the state directory what it
-//! works on. So two builders do not meet, not even those of one user. A machine that does not allow this, such as a
+//! It has process numbers, mounts and IPC of its own, an empty `/tmp` and `/dev/shm`, of `/dev` what needs no device of the
+//! machine, and of the state directory what it works on. So two builders do not meet, not even those of one user. A machine that does not allow this, such as a
 //! container, gives it less: then each process that it leaves becomes a child of the one that waits for it, and is killed.
 //!
 //! Invariant: when the first process of a builder has ended by itself, no other process of it runs.
 
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
@@ -43,14 +44,47 @@ pub(crate) fn enter(room: &BuilderRoom) -> io::Result<()> {
     let _ = mount(Some("proc"), "/proc", Some("proc"), PLAIN | MsFlags::MS_NOEXEC, NONE);
     hide(state_dir, &room.sees)?;
     // Where the state is below one of them, the builder needs it.
-    for place in ["/dev/shm", "/tmp"].iter().filter(|place| !state_dir.starts_with(place)) {
-        let _ = mount(Some("tmpfs"), *place, Some("tmpfs"), PLAIN, Some("mode=1777"));
+    if !state_dir.starts_with("/dev") {
+        own_devices()?;
+    }
+    if !state_dir.starts_with("/tmp") {
+        let _ = mount(Some("tmpfs"), "/tmp", Some("tmpfs"), PLAIN, Some("mode=1777"));
     }
     // The directory that it was in lies below what hides it now: from there, `..` would lead behind it.
     match here.and_then(std::env::set_current_dir) {
         Ok(()) => Ok(()),
         Err(_) => std::env::set_current_dir("/"),
     }
+}
+
+/// Puts another `/dev` in the place of the machine's, with nothing of its hardware in it: GPUs are of jobs.
+fn own_devices() -> io::Result<()> {
+    let open =
+        |name: &str| rustix::fs::open(format!("/dev/{name}"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let shown = ["null", "zero", "full", "random", "urandom", "tty", "pts"].map(|name| (name, open(name)));
+    let made = MsFlags::MS_NOSUID;
+    if mount(Some("tmpfs"), "/dev", Some("tmpfs"), made, Some("mode=0755,size=64k,nr_inodes=64")).is_err() {
+        return Ok(());
+    }
+    for (name, at) in shown.into_iter().filter_map(|(name, at)| Some((name, at.ok()?))) {
+        let place = Path::new("/dev").join(name);
+        match name {
+            "pts" => std::fs::create_dir(&place)?,
+            _ => drop(std::fs::File::create(&place)?),
+        }
+        let from = format!("/proc/self/fd/{}", at.as_raw_fd());
+        mount(Some(from.as_str()), &place, NONE, MsFlags::MS_BIND, NONE)?;
+    }
+    let links = [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+        ("ptmx", "pts/ptmx"),
+    ];
+    links.into_iter().try_for_each(|(name, to)| symlink(to, Path::new("/dev").join(name)))?;
+    std::fs::create_dir("/dev/shm")?;
+    Ok(mount(Some("tmpfs"), "/dev/shm", Some("tmpfs"), PLAIN, Some("mode=1777"))?)
 }
 
 /// Leaves of a directory what is seen. A machine that lets nobody mount keeps it as it is; but nothing is half hidden.

@@ -322,16 +322,7 @@ impl Supervisor<'_> {
         if self.launch.container || !has_own {
             return;
         }
-        let named = match (self.launch.nameless, &self.launch.user) {
-            (true, Some(user)) => apart::accounts_with(user, &self.launch.env, self.dir.path()),
-            _ => Ok(Vec::new()),
-        };
-        let (accounts, unmet) = match named {
-            Ok(accounts) => (accounts, None),
-            Err(error) => (Vec::new(), Some(format!("a name of its own: {error}"))),
-        };
-        let unmets = apart::hide(self.launch.tmp.as_deref(), view, self.launch.user.as_ref(), &accounts);
-        for unmet in unmets.into_iter().chain(unmet) {
+        for unmet in apart::hide(&self.launch, view, self.dir.path()) {
             self.notes.say(format_args!("not in effect: {unmet}"));
             self.life.limits_unmet.push(unmet);
         }

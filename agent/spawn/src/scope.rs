@@ -154,7 +154,11 @@ const METADATA: [(&str, &str, &[&str]); 2] = [
     ("10", "128", &["253", "0", "14", "194", "0", "0", "0", "0", "0", "0", "0", "0", "0", "0", "2", "84"]),
 ];
 
-/// The addresses to deny to a job, as `busctl` arguments. One that is also the name server, as in some clouds, stays.
+fn resolvers() -> String {
+    std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default()
+}
+
+/// The addresses to deny to a job or a builder, as `busctl` arguments. One that is also the name server, as in some clouds, stays.
 fn denied(resolvers: &str) -> Vec<&'static str> {
     let is_resolver = resolvers.lines().any(|line| {
         let mut words = line.split_whitespace();
@@ -179,8 +183,7 @@ fn request(pid: i32, scope: &Scope) -> (String, Vec<String>) {
         Scope::Job { replica, instance, metadata } => {
             let name = format!("{SCOPE_PREFIX}{replica}-{}.scope", instance.get(..8).unwrap_or(instance));
             let description = format!("Job {replica}");
-            let resolvers = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-            let denied = if !metadata && is_root() { denied(&resolvers) } else { Vec::new() };
+            let denied = if !metadata && is_root() { denied(&resolvers()) } else { Vec::new() };
             let own: [&[&str]; 4] = [
                 &["Description", "s", &description],
                 &[&pids[..], &[&pid]].concat(),
@@ -195,6 +198,7 @@ fn request(pid: i32, scope: &Scope) -> (String, Vec<String>) {
         Scope::Builder { number, memory } => {
             let name = format!("agent-builder-{}-{number}.scope", std::process::id());
             let memory = memory.to_string();
+            let denied = if is_root() { denied(&resolvers()) } else { Vec::new() };
             let own: [&[&str]; 5] = [
                 &["Description", "s", "Builder of an environment"],
                 &[&pids[..], &[&pid]].concat(),
@@ -202,7 +206,8 @@ fn request(pid: i32, scope: &Scope) -> (String, Vec<String>) {
                 &["MemorySwapMax", "t", "0"],
                 &["CPUWeight", "t", "20"],
             ];
-            let call = words(&name, &own.into_iter().chain(usual).collect::<Vec<_>>());
+            let more = (!denied.is_empty()).then_some(denied.as_slice());
+            let call = words(&name, &own.into_iter().chain(usual).chain(more).collect::<Vec<_>>());
             (name, call)
         }
     }
@@ -259,6 +264,10 @@ mod tests {
         assert!(words.ends_with(" 0"), "{words}");
         let (_, builder) = request(77, &Scope::Builder { number: 3, memory: 1 << 30 });
         assert!(builder.join(" ").contains(" MemoryMax t 1073741824 MemorySwapMax t 0 "));
+        assert!(
+            builder.contains(&"IPAddressDeny".to_owned()),
+            "code of packages is nobody who may know the machine's keys"
+        );
     }
 
     #[test]

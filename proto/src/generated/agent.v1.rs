@@ -1711,6 +1711,9 @@ pub struct JobSpec {
     /// Python in it finds a stand-in for azureml.core where that is not installed.
     #[prost(bool, tag = "26")]
     pub azureml_stand_in: bool,
+    /// Since when the name is the owner's, where somebody else had it before; 0 otherwise. As `owner`.
+    #[prost(uint64, tag = "40")]
+    pub owner_since_ms: u64,
 }
 /// What an attempt left, for the one after it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

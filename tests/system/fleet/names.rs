@@ -102,6 +102,18 @@ fn test_who_gets_the_name_of_a_removed_user_has_nothing_of_that_one_unless_it_is
     site.start_controller();
     site.by("ada", &["logs", &job]).code(4).says("NET-102").says("an earlier user ada");
     until_it_says(&site, &own, "new");
+    // Gone and back, she is still not the first of her name.
+    site.ctl(&["user", "remove", "ada"]).ok();
+    site.controller.kill();
+    site.start_controller();
+    assert!(!site.ctl(&["user", "list"]).ok().stdout.contains("ada"));
+    site.log_in("ada", site.ctl(&["user", "add", "ada", "--same-person"]).ok().stdout.trim()).ok();
+    site.by("ada", &["logs", &job]).code(4).says("an earlier user ada");
+    until_it_says(&site, &own, "new");
+    assert!(
+        site.json(&["show", &own, "--json"])["spec"]["owner_since"].is_null(),
+        "it is no matter of people"
+    );
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl Services {
             return Err(invalid("`request_id` is empty").into());
         }
         let spec = JobSpec::try_from(request.spec.ok_or_else(|| invalid("`spec` is missing"))?)?;
-        let spec = spec.owned_by(Some(owner.clone()));
+        let spec = spec.owned_by(Some(owner.clone()), self.gate.registry.owns_since(owner));
         if let Some(job) = self.store.submitted(&request.request_id).await? {
             return Ok((job.id, Vec::new()));
         }

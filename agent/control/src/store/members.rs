@@ -45,6 +45,9 @@ pub(crate) struct UserRecord {
     /// Jobs of the name from before are of somebody else, who was called so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owns_since: Option<Timestamp>,
+    /// He is no user any more; what is kept is since when the name is his, should he come back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_removed: bool,
 }
 
 /// A token that was issued, by the hash of its secret.

@@ -17,7 +17,7 @@ use landlock::{
 
 use url::Url;
 
-use super::{Done, failed};
+use super::{Advise, Done, failed};
 
 /// The first version that lets files be linked and moved from one directory to another (Linux 5.19), as is done with
 /// packages. Before it, nothing is confined.
@@ -52,6 +52,7 @@ const CERTIFICATES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 /// Confines the calling thread, and those that it starts from now on, to what a build needs. Its directories exist.
 /// Does nothing on a machine whose kernel cannot do it.
 pub(crate) fn confine(build: &Build) -> Done<()> {
+    let lists = lists(build)?;
     let handled = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(NEEDED))
@@ -61,7 +62,6 @@ pub(crate) fn confine(build: &Build) -> Done<()> {
     let Ok(set) = handled else { return Ok(()) };
     let confined = (|| -> Result<(), RulesetError> {
         let mut set = set.create()?;
-        let lists = lists(build);
         for readable in system().iter().chain(&lists) {
             set = add(set, readable, AccessFs::from_read(WISHED))?;
         }
@@ -90,25 +90,54 @@ fn system() -> Vec<PathBuf> {
     SYSTEM.iter().map(PathBuf::from).chain(certificates).collect()
 }
 
-/// What channels on this machine have: their folders of this platform and of all, and the files that a lock lists.
-/// Users name them: where there is a link to something of another name, nothing more may be read.
-fn lists(build: &Build) -> Vec<PathBuf> {
+/// What channels on this machine have: their folders of this platform and of all, and the packages that a lock lists.
+/// Users name them: where there is a link to something of another name, nothing more may be read, and what they could not
+/// read themselves is refused, whether it is there or not.
+fn lists(build: &Build) -> Done<Vec<PathBuf>> {
     let urls = build.channels.iter().flat_map(|channel| channel.mirrors.iter().chain([&channel.url]));
     let folders = urls.flat_map(|url| {
         ["noarch", &build.platform.subdir].map(|subdir| format!("{}/{subdir}", url.trim_end_matches('/')))
     });
-    let files = build.lock.iter().flat_map(|text| text.lines()).map(|line| line.trim().to_owned());
-    let named = folders.chain(files).filter_map(|url| Url::parse(&url).ok()?.to_file_path().ok());
-    named
-        .filter(|path| path.canonicalize().is_ok_and(|found| found.file_name() == path.file_name()))
-        .collect()
+    let files = build.lock.iter().flat_map(|text| text.lines()).map(str::trim).map(str::to_owned);
+    let packages = files.filter(|line| {
+        let address = line.split('#').next().unwrap_or_default();
+        address.ends_with(".conda") || address.ends_with(".tar.bz2")
+    });
+    let mut readable = Vec::new();
+    for path in folders.chain(packages).filter_map(|url| Url::parse(&url).ok()?.to_file_path().ok()) {
+        let found = path.canonicalize();
+        if build.for_everybody
+            && ![Some(&path), found.as_ref().ok()].into_iter().flatten().all(|path| is_open(path))
+        {
+            return Err(failed(
+                FailureKind::Refused,
+                format!("not everybody on this machine may read {}", path.display()),
+            )
+            .advise("Let all read the channel and the folders that it is in, or name one that is for all."));
+        }
+        if found.is_ok_and(|found| found.file_name() == path.file_name()) {
+            readable.push(path);
+        }
+    }
+    Ok(readable)
+}
+
+/// Whether everybody may read it, if it is there, and enter the folders that lead there.
+fn is_open(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt as _;
+    let allows = |path: &Path, rights: u32| match path.metadata() {
+        Ok(found) => found.permissions().mode() & rights == rights,
+        Err(_) => true, // what is not there is told where it is looked for
+    };
+    let leading: Vec<&Path> = path.ancestors().skip(1).collect();
+    leading.into_iter().rev().all(|folder| allows(folder, 0o001)) && allows(path, 0o004)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, Permissions};
     use std::io::ErrorKind;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
 
@@ -134,6 +163,7 @@ mod tests {
             solve_within_s: 1,
             stall_s: 1,
             hard_links: true,
+            for_everybody: false,
         }
     }
 
@@ -169,7 +199,9 @@ mod tests {
         let home = dir.path().to_owned();
         symlink(home.join("secrets"), home.join("noarch")).unwrap();
         symlink(home.join("secrets/one"), home.join("x-1-0.conda")).unwrap();
-        let build = build(&home, "", "x-1-0.conda");
+        let mut build = build(&home, "", "x-1-0.conda");
+        // No package, and all of the machine.
+        build.lock = build.lock.map(|lock| lock + "file:///\nfile://" + &home.display().to_string() + "\n");
         symlink(home.join("secrets"), home.join("prefix/l")).unwrap();
         let refused = confined(build, move || {
             let written = home.join("secrets/two");
@@ -190,5 +222,28 @@ mod tests {
             matches!(kind, Some(ErrorKind::PermissionDenied | ErrorKind::CrossesDevices))
         };
         assert!(refused.iter().all(is_refusal), "{refused:?}");
+    }
+
+    #[test]
+    fn test_what_somebody_keeps_closed_is_refused_whether_it_is_there_or_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        for listed in ["channel/noarch/x-1-0.conda", "channel/noarch/gone-1-0.conda"] {
+            let mut build = build(dir.path(), "channel", listed);
+            fs::write(dir.path().join("channel/noarch/x-1-0.conda"), "x").unwrap();
+            build.for_everybody = true;
+            mode(dir.path(), 0o755);
+            lists(&build).unwrap();
+            let package = dir.path().join("channel/noarch/x-1-0.conda");
+            mode(&package, 0o600);
+            assert_eq!(lists(&build).is_err(), listed.contains("/x-"), "{listed}");
+            mode(&package, 0o644);
+            mode(&dir.path().join("channel"), 0o700);
+            let failure = lists(&build).unwrap_err();
+            assert!(failure.kind == FailureKind::Refused && failure.hint.is_some(), "{failure:?}");
+            mode(&dir.path().join("channel"), 0o755);
+            mode(dir.path(), 0o711);
+            lists(&build).unwrap();
+        }
     }
 }

@@ -159,6 +159,7 @@ mod tests {
             solve_within_s: 10,
             stall_s: 10,
             hard_links: true,
+            for_everybody: false,
         }
     }
 

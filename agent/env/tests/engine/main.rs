@@ -72,6 +72,7 @@ fn request(site: &Site, home: &Path, name: &str, specs: &[&str]) -> Build {
         solve_within_s: 60,
         stall_s: 20,
         hard_links: true,
+        for_everybody: false,
     }
 }
 

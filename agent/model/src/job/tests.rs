@@ -151,7 +151,7 @@ fn test_secrets_are_named_by_variables_that_nothing_else_sets() {
         assert_eq!(job(variable, name).validate().unwrap_err().code, Code::JobInvalid, "{variable}: {name}");
     }
     let owner = Some(crate::Principal::Local { uid: 7 });
-    let owned = spec.clone().owned_by(owner.clone());
+    let owned = spec.clone().owned_by(owner.clone(), None);
     assert_eq!((&owned.owner, &owned.secrets), (&owner, &spec.secrets));
     let text = serde_json::to_string(&owned).unwrap();
     assert_eq!(serde_json::from_str::<JobSpec>(&text).unwrap(), owned);

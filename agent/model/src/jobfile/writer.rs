@@ -54,6 +54,7 @@ fn document(draft: &JobDraft) -> Item {
     let JobDraft {
         name: _,
         owner: _,
+        owner_since: _,
         predecessors: _,
         resumes: _,
         display_name,

@@ -311,5 +311,6 @@ pub(super) fn blank(config: &EnvConfig, engine: &Engine, prefix: &Path, platform
         solve_within_s: SOLVE_WITHIN.as_secs(),
         stall_s: STALL.as_secs(),
         hard_links: config.hard_links,
+        for_everybody: config.builder.is_some(),
     }
 }

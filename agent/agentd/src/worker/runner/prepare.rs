@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use agent_cas::snapshot::Laid;
 use agent_model::machine::ReplicaEvent;
-use agent_model::{Digest, EnvSpec, Principal, ReplicaStep, Stream, causes};
+use agent_model::{Digest, EnvSpec, JobSpec, Principal, ReplicaStep, Stream, causes};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -161,7 +161,7 @@ impl Runner {
         told: &watch::Sender<Option<Progress>>,
     ) -> Result<EnvLease, AcquireError> {
         let (begun, mut backoff) = (Instant::now(), Backoff::default());
-        let owner = owner_name(self.record.spec.owner.as_ref());
+        let owner = owner_name(&self.record.spec);
         let environments = self.worker.environments.of(&owner);
         loop {
             let what = match environments.acquire(wanted, log, told).await {
@@ -226,8 +226,12 @@ impl Runner {
 }
 
 /// How the owner of a job is called among those that builders work for.
-fn owner_name(owner: Option<&Principal>) -> String {
-    match owner {
+fn owner_name(spec: &JobSpec) -> String {
+    match &spec.owner {
+        // Another one than who had that name before.
+        Some(Principal::User { name }) if let Some(since) = spec.owner_since => {
+            format!("user-{name}-{}", since.0)
+        }
         Some(Principal::Local { uid }) => format!("uid-{uid}"),
         Some(Principal::User { name }) => format!("user-{name}"),
         Some(Principal::Node { name }) => format!("node-{name}"),

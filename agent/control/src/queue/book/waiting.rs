@@ -118,7 +118,7 @@ mod tests {
 
     fn of(owner: u32, name: &str, draft: JobDraft) -> Submission {
         let owner = Some(Principal::Local { uid: owner });
-        let spec = JobDraft { command: "true".into(), ..draft }.validate().unwrap().owned_by(owner);
+        let spec = JobDraft { command: "true".into(), ..draft }.validate().unwrap().owned_by(owner, None);
         Submission { spec, ..submission(name, Priority::Low, 1) }
     }
 
