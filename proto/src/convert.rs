@@ -112,6 +112,7 @@ impl From<JobSpec> for v1::JobSpec {
             distribution: draft.distribution.map(Into::into),
             compute: draft.compute.unwrap_or_default(),
             array: draft.array.map(String::from).unwrap_or_default(),
+            sweep: draft.sweep.map(|sweep| sweep.to_string()).unwrap_or_default(),
             visible_to_all: draft.visible_to_all,
             predecessors: draft.predecessors.into_iter().map(Into::into).collect(),
             services: draft.services.into_iter().map(|(name, service)| (name, service.into())).collect(),
@@ -182,6 +183,9 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             distribution: wire.distribution.map(TryInto::try_into).transpose()?,
             compute: Some(wire.compute).filter(|name| !name.is_empty()),
             array: optional(wire.array).map(|a| a.parse().map_err(|_| value("array", &a))).transpose()?,
+            sweep: optional(wire.sweep)
+                .map(|sweep| sweep.parse().map(Box::new).map_err(|_| value("sweep", &sweep)))
+                .transpose()?,
             visible_to_all: wire.visible_to_all,
             predecessors: wire.predecessors.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
             services: wire
@@ -632,6 +636,18 @@ mod tests {
     fn test_job_spec_round_trips() {
         let spec = full_job();
         assert_eq!(JobSpec::try_from(v1::JobSpec::from(spec.clone())).unwrap(), spec);
+        let sweep = JobDraft {
+            output_names: [].into(),
+            sweep: Some(Box::new(
+                r#"{"space":{"lr":{"uniform":{"min":0.1,"max":1.0}}},"sampling":{"bayesian":{"seed":3}},
+                    "objective":{"goal":"maximize","metric":"m"},"given":{"2":{"lr":1}}}"#
+                    .parse()
+                    .unwrap(),
+            )),
+            ..spec.clone().into()
+        };
+        let sweep = sweep.validate().unwrap();
+        assert_eq!(JobSpec::try_from(v1::JobSpec::from(sweep.clone())).unwrap(), sweep);
         // A version is for a job that is no array.
         let mut one = JobDraft { array: None, ..spec.into() };
         one.output_names

@@ -145,7 +145,15 @@ pub(crate) const ROWS: [Row; 64] = [
             "test_words_of_the_command_line_go_before_those_of_the_file",
         ],
     ),
-    tests(42, "sweeps", &["test_what_is_not_run_is_refused_with_its_place_and_a_way_out"]),
+    tests(
+        42,
+        "sweeps",
+        &[
+            "test_six_trials_over_a_kill_of_the_controller_of_which_a_policy_ends_one",
+            "test_policies_end_whom_the_reference_ends",
+            "test_a_sweep_file_is_read_as_it_is",
+        ],
+    ),
     tests(43, "the whole directory is sent", &["test_push_sends_each_content_once_and_then_nothing"]),
     tests(44, "only what changed is sent", &["test_second_run_sends_nothing_and_builds_nothing"]),
     tests(
@@ -176,7 +184,11 @@ pub(crate) const ROWS: [Row; 64] = [
     ),
     tests(52, "estimators", &["test_framework_and_communicator_say_together_how_a_script_is_started"]),
     no(53, "pipelines", LATER),
-    no(54, "sweeps on every target", LATER),
+    tests(
+        54,
+        "sweeps on every target",
+        &["test_a_sweep_from_the_command_line_is_followed_and_then_extended"],
+    ),
     no(55, "automated learning, designer", CLOUD),
     no(56, "a portal", "the command line does all of it"),
     tests(57, "the command line", &["test_every_command_in_the_documents_does_what_they_say"]),

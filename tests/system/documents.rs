@@ -323,7 +323,7 @@ fn test_every_file_in_the_documents_is_accepted() {
             if unread.len() < before {
                 continue;
             }
-            let command = match has("command:") {
+            let command = match has("command:") || has("trial:") {
                 true => "agentctl check --strict file.yml",
                 false => "agentd check-config --config file.yml",
             };

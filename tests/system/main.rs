@@ -43,4 +43,5 @@ mod sent_outputs;
 mod service;
 mod slow;
 mod survive;
+mod sweeps;
 mod upkeep;

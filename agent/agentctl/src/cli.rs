@@ -12,6 +12,7 @@ mod node;
 mod pool;
 mod preempt;
 mod submit;
+mod sweep;
 mod token;
 mod words;
 
@@ -35,6 +36,7 @@ pub(crate) use pool::{PoolSettings, PoolVerb};
 pub(crate) use preempt::PreemptArgs;
 use submit::pair;
 pub(crate) use submit::{Needs, RunArgs, SubmitArgs};
+pub(crate) use sweep::{ExtendArgs, SweepArgs, SweepSettings, SweepVerb};
 pub(crate) use token::TokenVerb;
 pub(crate) use words::separate;
 
@@ -65,6 +67,13 @@ pub(crate) enum Verb {
                             agentctl submit my-project\n  \
                             agentctl submit -e diabetes -c local train.py --alpha 0.5   as with az ml run submit-script")]
     Submit(SubmitArgs),
+    /// Run a job many times with other values of its hyperparameters, and follow it: the best trial is what counts.
+    #[command(after_help = "Examples:\n  \
+                            agentctl sweep sweep.yml\n  \
+                            agentctl sweep job.yml --set 'lr=loguniform(-6,-1)' --set 'batch=choice(16,32)' \
+                            --minimize loss --max 20\n  \
+                            agentctl sweep extend sweep-x7k2p --trials 20")]
+    Sweep(Box<SweepArgs>),
     /// List jobs, newest first.
     #[command(visible_aliases = ["ps", "ls", "queue"])]
     Jobs(JobsArgs),
@@ -479,6 +488,9 @@ pub(crate) struct DownloadArgs {
     /// The logs too, as `user_logs`.
     #[arg(long)]
     pub(crate) logs: bool,
+    /// Of a sweep what all of its trials left, not only the best one.
+    #[arg(long)]
+    pub(crate) all: bool,
     /// Replace the directory if it exists.
     #[arg(long)]
     pub(crate) force: bool,

@@ -276,7 +276,15 @@ impl Client {
 
     /// The current state of one job, by any name that [`Client::named`] understands.
     pub(crate) async fn job(&self, given: &str) -> Result<v1::Job, Failure> {
-        let Some((array, index)) = named_task(given) else { return self.whole_job(given).await };
+        let Some((array, index)) = named_task(given) else {
+            let got = self.whole_job(given).await;
+            let Some((sweep, index)) = named_trial(given).filter(|_| is_absent(&got)) else { return got };
+            // The name that the cloud gives to a trial.
+            let trial = sweep.parse::<JobId>().ok().and_then(|sweep| sweep.task(index));
+            let Some(job) = trial.map(String::from) else { return got };
+            let trial = answer(self.jobs().get(v1::GetJobRequest { job, ..Default::default() })).await;
+            return if is_absent(&trial) { got } else { trial };
+        };
         let array = self.whole_job(array).await?.job;
         let task = array.parse::<JobId>().ok().and_then(|array| array.task(index));
         let job = task.map_or_else(|| given.to_owned(), String::from);
@@ -415,6 +423,16 @@ fn silent(limit: Duration) -> Fault {
 fn named_task(given: &str) -> Option<(&str, u32)> {
     let (array, index) = given.strip_suffix(']')?.rsplit_once('[')?;
     Some((array, index.parse().ok()?))
+}
+
+/// The sweep and the index of a trial that is named as the cloud does it, `SWEEP_7`.
+fn named_trial(given: &str) -> Option<(&str, u32)> {
+    let (sweep, index) = given.rsplit_once('_')?;
+    Some((sweep, index.parse().ok()?))
+}
+
+fn is_absent(got: &Result<v1::Job, Failure>) -> bool {
+    matches!(got, Err(Failure::Fault(fault)) if fault.code == Code::JobNotFound)
 }
 
 fn find<'a>(given: &str, jobs: &'a [v1::Job], own: &str) -> Result<&'a str, Fault> {
@@ -567,6 +585,8 @@ mod tests {
         for other in ["sweep", "sweep[]", "sweep[a]", "sweep[7", "sweep--7"] {
             assert_eq!(named_task(other), None, "{other}");
         }
+        assert_eq!(named_trial("my_sweep_7"), Some(("my_sweep", 7)));
+        assert_eq!(named_trial("my_sweep"), None);
     }
 
     #[test]

@@ -46,6 +46,7 @@ mod show;
 mod status;
 mod stop;
 mod submit;
+mod sweeps;
 mod view;
 mod wait;
 mod why;
@@ -91,6 +92,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
     match cli.verb {
         Verb::Run(args) => return Box::pin(run::run(args, to, output)).await,
         Verb::Doctor(args) => return doctor::doctor(&args, to, output).await,
+        Verb::Sweep(args) => return Box::pin(sweeps::sweep(*args, to, output)).await,
         Verb::Submit(args) => Box::pin(submit::submit(args, to, output)).await?,
         Verb::Jobs(args) => jobs::jobs(&args, to, output).await?,
         Verb::Files { target } => files::files(&target, to, output).await?,

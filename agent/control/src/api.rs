@@ -15,6 +15,7 @@ mod jobs;
 mod namesakes;
 mod naming;
 mod nodes;
+mod observe;
 mod outputs;
 mod pages;
 mod peers;
@@ -43,6 +44,7 @@ pub use access::{Operators, Peer};
 pub(crate) use grants::Grants;
 pub use identity::IdentityConfig;
 pub(crate) use inside::Offers;
+pub(crate) use observe::Observer;
 pub(crate) use sessions::Sessions;
 pub use telemetry::LogIntake;
 
@@ -72,6 +74,8 @@ pub(crate) struct Services {
     pub(crate) grants: Grants,
     /// Names that users gave to data.
     pub(crate) assets: Assets,
+    /// What trials of sweeps were seen to log.
+    pub(crate) observer: Observer,
     /// What nodes offer to users who want into a job.
     pub(crate) offers: Offers,
     pub(crate) pools: Pools,
@@ -318,6 +322,14 @@ fn to_wire(view: &JobView) -> v1::Job {
             canceled: tasks.canceled.to_string(),
         }),
         named_outputs: named_outputs(job),
+        trial: job.trial.as_ref().map(|trial| v1::TrialStatus {
+            values: trial.values.iter().map(|(name, value)| (name.clone(), value.to_json())).collect(),
+            count: trial.curve.count,
+            last: trial.curve.last,
+            best: trial.curve.best,
+            stopped: trial.stop.as_ref().map(ToString::to_string).unwrap_or_default(),
+        }),
+        best: job.best.map(|best| v1::BestTrial { trial: best.trial, value: best.value }),
     }
 }
 

@@ -268,6 +268,7 @@ impl Controller {
                 secrets: secrets::Secrets::new(&home),
                 grants: api::Grants::new(keys, registry),
                 assets,
+                observer: api::Observer::default(),
                 offers: api::Offers::default(),
                 pools,
                 fanout: Arc::default(),
@@ -322,8 +323,9 @@ impl Controller {
                     () = queue.closed() => {}
                 }
             };
+            let seen = self.services.clone();
             let aging = aging::run(self.services, self.keep_records);
-            tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check);
+            tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check, seen.observe_again());
             self.store.close().await;
         }
         .boxed()

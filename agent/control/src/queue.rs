@@ -23,6 +23,7 @@ use agent_model::asset::Asset;
 use agent_model::lease::Terms;
 use agent_model::machine::EligibilityEvent;
 use agent_model::node::CachedEnvironment;
+use agent_model::sweep::Logged;
 use agent_model::{Artifacts, Clock, Fault, JobId, NodeId, Outcome, ReplicaId, failpoint};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
@@ -126,6 +127,7 @@ enum Request {
     Report { link: u64, report: Report, reply: Reply<bool> },
     Standing { replica: ReplicaId, node: NodeId, reply: Reply<Standing> },
     WantsLog(ReplicaId, Reply<Standing>),
+    Observe { replica: ReplicaId, logged: Box<Logged>, reply: Reply<bool> },
     Settle { replica: ReplicaId, node: NodeId, outcome: Outcome, found: FoundOutputs, reply: Reply<Standing> },
     WantOutputs { wanted: WantedOutputs, reply: Reply<Option<oneshot::Receiver<Saved>>> },
     TellOutputs { wanted: WantedOutputs, saved: Saved, reply: Reply<()> },
@@ -421,6 +423,12 @@ impl Queue {
     /// Whether logs of a replica are wanted.
     pub(crate) async fn wants_log(&self, replica: &ReplicaId) -> Result<Standing, AskError> {
         self.ask(|reply| Request::WantsLog(replica.clone(), reply)).await
+    }
+
+    /// Takes in what a trial of a sweep logged of its metric; false when it does not count any more.
+    pub(crate) async fn observe(&self, replica: &ReplicaId, logged: Logged) -> Result<bool, AskError> {
+        let (replica, logged) = (replica.clone(), Box::new(logged));
+        self.ask(|reply| Request::Observe { replica, logged, reply }).await
     }
 
     /// Takes in the outcome of a replica, and which of its outputs get names; returns its standing before that.

@@ -13,6 +13,7 @@
 
 mod arrays;
 mod ballast;
+mod loaded;
 mod members;
 mod opening;
 mod pools;
@@ -33,6 +34,7 @@ use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
 use agent_model::protocol::gang::{Ready, Roster};
 use agent_model::protocol::grant::PlacedAt;
+use agent_model::sweep::{Best, Trial};
 use agent_model::words::count;
 use agent_model::{
     Boot, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, PoolName, Principal, ReplicaId,
@@ -45,6 +47,7 @@ use seats::Earlier;
 pub(crate) use seats::RankPlace;
 
 pub(crate) use arrays::ArrayRecord;
+pub(crate) use loaded::{Loaded, Missing, earlier_trials};
 pub(crate) use members::{MemberRecord, RemovedRecord, TokenRecord, UserRecord};
 pub use opening::OpenStoreError;
 pub(crate) use opening::Recovery;
@@ -122,6 +125,12 @@ pub(crate) struct JobRecord {
     /// Of an array: how its tasks stand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tasks: Option<Box<ArrayRecord>>,
+    /// Of a trial of a sweep: its values, and what was seen of its metric.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) trial: Option<Box<Trial>>,
+    /// Of a sweep: the best of the trials that completed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) best: Option<Best>,
     /// It is a task of an array, which its name tells, with its index.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_task: bool,
@@ -159,6 +168,8 @@ impl JobRecord {
             left: None,
             so_far: None,
             tasks: None,
+            trial: None,
+            best: None,
             is_task: false,
             named: BTreeMap::new(),
         }
@@ -177,6 +188,8 @@ impl JobRecord {
             left: None,
             so_far: None,
             tasks: None,
+            trial: None,
+            best: None,
             named: BTreeMap::new(),
             removed_at: Some(now),
             ..self
@@ -426,41 +439,6 @@ pub(crate) struct Changes {
     pub(crate) documents: Vec<Document>,
     /// Names of documents that are not needed any more.
     pub(crate) dropped: Vec<String>,
-}
-
-/// What of earlier decisions a database may lack.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Missing {
-    #[default]
-    Nothing,
-    /// Those after some moment: it is an older one.
-    Later,
-    /// Any: rows of a damaged one could not be read.
-    Any,
-}
-
-/// What a controller loads at its start.
-#[derive(Debug, Default)]
-pub(crate) struct Loaded {
-    /// Every job that has not ended.
-    pub(crate) jobs: Vec<JobRecord>,
-    pub(crate) documents: Vec<Document>,
-    /// The highest place in the order of submission ever given.
-    pub(crate) last_seq: u64,
-    /// The database was rebuilt, or is older than the last decisions: the nodes may know more than it.
-    pub(crate) mended: bool,
-    /// What it may lack.
-    pub(crate) missing: Missing,
-}
-
-impl Loaded {
-    /// The documents of one kind.
-    pub(crate) fn all<T>(&self, of_kind: impl Fn(&Document) -> Option<&T>) -> Vec<T>
-    where
-        T: Clone,
-    {
-        self.documents.iter().filter_map(of_kind).cloned().collect()
-    }
 }
 
 /// The names of the jobs in a database that have not ended, oldest first; none where there is no database.

@@ -87,6 +87,7 @@ codes! {
     SessionRefused "JOB-109" User Retry::Never, "no session can be opened in the job";
     TasksFailed "JOB-110" User Retry::Never, "tasks of the array failed";
     JobTooLarge "JOB-111" User Retry::Never, "the job is too large, or too many jobs wait";
+    MetricMissing "JOB-112" User Retry::Never, "no trial of the sweep logged its metric";
     SnapshotUnreadable "SNP-101" User Retry::Never, "the code directory cannot be read";
     SnapshotUnsafe "SNP-102" User Retry::Never, "the code directory holds something that cannot be shipped";
     SnapshotMissing "SNP-103" Platform Retry::Never, "part of a snapshot is missing from the store";

@@ -92,6 +92,9 @@ pub struct JobDraft {
     /// It runs once for each of these indices, each time as a task of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub array: Option<Array>,
+    /// Its tasks are trials, each with values of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<Box<crate::sweep::Sweep>>,
     /// What can be opened in it while it runs, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub services: BTreeMap<String, JobService>,
@@ -133,6 +136,7 @@ impl Default for JobDraft {
             visible_to_all: false,
             predecessors: Vec::new(),
             array: None,
+            sweep: None,
             services: BTreeMap::new(),
             resume_outputs: false,
             azureml_stand_in: false,
@@ -382,6 +386,7 @@ impl JobDraft {
         self.check_names()?;
         self.check_output_names()?;
         self.check_resources()?;
+        self.check_sweep()?;
         if self.display_name.is_empty() {
             self.display_name = match &self.name {
                 Some(name) => name.to_string(),
@@ -405,13 +410,16 @@ impl JobDraft {
                 .why(format!("it has {} bytes; at most {MAX_COMMAND} fit, and no NUL", self.command.len()))
                 .fix("put the work into a script of the code directory and call that"));
         }
+        let drawn = self.sweep.as_ref().map(|sweep| sweep.space.names()).unwrap_or_default();
         for reference in expr::references(&self.command)? {
-            let (kind, name, known): (_, _, Vec<&String>) = match &reference {
-                Reference::Input(name) => ("inputs", name, self.inputs.keys().collect()),
-                Reference::Output(name) => ("outputs", name, self.outputs.keys().collect()),
+            let (kind, name, known): (_, _, Vec<&str>) = match &reference {
+                Reference::Input(name) => ("inputs", name, self.inputs.keys().map(String::as_str).collect()),
+                Reference::Output(name) => {
+                    ("outputs", name, self.outputs.keys().map(String::as_str).collect())
+                }
+                Reference::Drawn(name) => ("search_space", name, drawn.iter().copied().collect()),
             };
-            if !known.contains(&name) {
-                let known: Vec<_> = known.iter().map(|k| k.as_str()).collect();
+            if !known.contains(&name.as_str()) {
                 return Err(Fault::new(
                     Code::JobInvalid,
                     format!("the command uses `${{{{{kind}.{name}}}}}`, which the job does not define"),

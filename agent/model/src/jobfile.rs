@@ -21,7 +21,7 @@ pub(crate) mod section;
 mod services;
 mod writer;
 
-pub use command_job::{InputRef, JobFile, command_job};
+pub use command_job::{InputRef, JobFile, command_job, written as written_distribution};
 pub use dialect::Dialect;
 pub use environment::{EnvironmentRef, environment_document};
 pub use runconfig::{Runconfig, runconfig};

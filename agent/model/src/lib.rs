@@ -38,6 +38,7 @@ pub mod preemption;
 pub mod protocol;
 pub mod requirement;
 pub mod size;
+pub mod sweep;
 pub mod tracking;
 pub mod tunnel;
 pub mod words;

@@ -94,6 +94,8 @@ pub enum Item {
     Text(String),
     /// A number.
     Whole(u64),
+    /// Another number, as its text.
+    Number(String),
     /// A truth value.
     Flag(bool),
     /// A list.
@@ -114,6 +116,7 @@ impl Item {
             Item::Text(text) => text_of(text),
             // No number here is near the largest.
             Item::Whole(number) => Yaml::Value(Scalar::Integer(i64::try_from(*number).unwrap_or(i64::MAX))),
+            Item::Number(number) => Yaml::Representation(number.into(), ScalarStyle::Plain, None),
             Item::Flag(flag) => Yaml::Value(Scalar::Boolean(*flag)),
             Item::List(items) => Yaml::Sequence(items.iter().map(Item::to_yaml).collect()),
             Item::Map(entries) => {
@@ -394,6 +397,11 @@ impl Entries {
     pub fn take_present(&mut self, key: &str) -> Option<Node> {
         let index = self.entries.iter().position(|(k, _)| k.text == key)?;
         Some(self.entries.remove(index).1)
+    }
+
+    /// Adds an entry at the end.
+    pub fn put(&mut self, key: Key, node: Node) {
+        self.entries.push((key, node));
     }
 
     /// Gives keys other names; `Err` where two keys become one.

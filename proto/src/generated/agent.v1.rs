@@ -1587,6 +1587,40 @@ pub struct Job {
     /// Outputs that were to get a name as data, once the job has completed.
     #[prost(message, repeated, tag = "14")]
     pub named_outputs: ::prost::alloc::vec::Vec<NamedOutput>,
+    /// Of a trial of a sweep.
+    #[prost(message, optional, tag = "15")]
+    pub trial: ::core::option::Option<TrialStatus>,
+    /// Of a sweep: the best of the trials that completed.
+    #[prost(message, optional, tag = "16")]
+    pub best: ::core::option::Option<BestTrial>,
+}
+/// A trial of a sweep: its values, and what it logged of the metric.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TrialStatus {
+    /// Each value as JSON.
+    #[prost(map = "string, string", tag = "1")]
+    pub values: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// How many values of the metric it logged.
+    #[prost(uint64, tag = "2")]
+    pub count: u64,
+    /// The last of them; absent if it is no number.
+    #[prost(double, optional, tag = "3")]
+    pub last: ::core::option::Option<f64>,
+    #[prost(double, optional, tag = "4")]
+    pub best: ::core::option::Option<f64>,
+    /// Which policy ended it, with the numbers; empty for none.
+    #[prost(string, tag = "5")]
+    pub stopped: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct BestTrial {
+    #[prost(uint32, tag = "1")]
+    pub trial: u32,
+    #[prost(double, tag = "2")]
+    pub value: f64,
 }
 /// What came of the name of an output.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1708,6 +1742,9 @@ pub struct JobSpec {
     /// It runs once for each of these indices, each time as a task of its own: `0-199`, `1,3,5-9:2%4`; empty for once.
     #[prost(string, tag = "25")]
     pub array: ::prost::alloc::string::String,
+    /// Its tasks are trials, each with values of its own: the search space, the objective and the policy, as JSON.
+    #[prost(string, tag = "27")]
+    pub sweep: ::prost::alloc::string::String,
     /// Python in it finds a stand-in for azureml.core where that is not installed.
     #[prost(bool, tag = "26")]
     pub azureml_stand_in: bool,

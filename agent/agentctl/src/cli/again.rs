@@ -13,6 +13,9 @@ pub(crate) struct ShowArgs {
     /// As JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Show it again whenever it changes, until Ctrl-C.
+    #[arg(long, conflicts_with_all = ["json", "as_job"])]
+    pub(crate) watch: bool,
     /// As a job file that makes the same job: code and inputs by their content, the environment as text.
     #[arg(long, conflicts_with = "json")]
     pub(crate) as_job: bool,
@@ -45,7 +48,7 @@ pub(crate) struct RerunArgs {
     /// With exactly the packages that it ran with.
     #[arg(long)]
     pub(crate) locked: bool,
-    /// Of an array: only the tasks that failed, with their indices.
+    /// Of an array or a sweep: only the tasks that failed, with their indices and their values.
     #[arg(long)]
     pub(crate) failed: bool,
 }

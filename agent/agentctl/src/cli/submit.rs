@@ -8,6 +8,7 @@ use agent_model::jobfile;
 use clap::Args;
 
 use super::lasting;
+use super::sweep::SweepSettings;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SubmitArgs {
@@ -53,6 +54,12 @@ pub(crate) struct SubmitArgs {
     /// With -c, the directory with the script, which is sent in place of the project.
     #[arg(long, value_name = "DIR", requires = "config")]
     pub(crate) source_directory: Option<PathBuf>,
+    /// What makes it a sweep.
+    #[arg(skip)]
+    pub(crate) sweep: Option<SweepSettings>,
+    /// The distributions of hyperparameters, as they were written.
+    #[arg(skip)]
+    pub(crate) drawn: Vec<(String, String)>,
     /// The command, instead of the job file's; for a script, its arguments; with -c, a script and its arguments.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,

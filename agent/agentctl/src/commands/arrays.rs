@@ -90,7 +90,10 @@ pub(super) fn require_one(job: &JobView) -> Result<(), Failure> {
     let Some(tasks) = &job.tasks else { return Ok(()) };
     let first = job.spec.array.as_ref().and_then(|array| array.indices().first()).unwrap_or_default();
     Err(Failure::refused(
-        format!("{} is an array of {} tasks", job.job, tasks.total),
+        match job.spec.sweep {
+            Some(_) => format!("{} is a sweep of {} trials", job.job, tasks.total),
+            None => format!("{} is an array of {} tasks", job.job, tasks.total),
+        },
         format!("name one of them, for example '{0}[{first}]'; list them: agentctl jobs {0}", job.job),
     ))
 }

@@ -16,6 +16,7 @@ use agent_proto::v1;
 use tokio::time::{Duration, Instant, interval, sleep};
 
 use super::arrays::tasks_or_self;
+use super::sweeps;
 use super::view::JobView;
 use crate::cli::DownloadArgs;
 use crate::client::{self, Client, Target, answer, next};
@@ -52,6 +53,14 @@ pub(super) async fn download(
 ) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
+    let job = match job.spec.sweep.is_some() && !args.all {
+        true => {
+            let best = sweeps::best_of(&client, &job).await?;
+            output.note(&format!("{} is the best trial of {}", best.job, job.job));
+            best
+        }
+        false => job,
+    };
     let dest = args.output.clone().unwrap_or_else(|| PathBuf::from(&job.job));
     if dest.exists() && !args.force {
         return Err(Failure::refused(

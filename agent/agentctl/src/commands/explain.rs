@@ -71,6 +71,7 @@ fn page(code: Code) -> &'static str {
         Code::SessionRefused => page!("JOB-109"),
         Code::TasksFailed => page!("JOB-110"),
         Code::JobTooLarge => page!("JOB-111"),
+        Code::MetricMissing => page!("JOB-112"),
         Code::SnapshotUnreadable => page!("SNP-101"),
         Code::SnapshotUnsafe => page!("SNP-102"),
         Code::SnapshotMissing => page!("SNP-103"),

@@ -8,6 +8,7 @@ use futures_util::stream::{SelectAll, StreamExt};
 
 use super::arrays::require_one;
 use super::follow::{Ended, Wants, follow};
+use super::sweeps;
 use super::view::JobView;
 use crate::cli::LogsArgs;
 use crate::client::{self, Client, Target, answer, next};
@@ -22,6 +23,9 @@ pub(super) async fn logs(
 ) -> Result<ExitCode, Failure> {
     let log = if args.build { Stream::Build } else { Stream::Job };
     let tail = args.tail.unwrap_or(0);
+    if let Some(code) = of_sweep(&args, to, output).await? {
+        return Ok(code);
+    }
     if args.merge {
         return merge(&args, log, to, output).await;
     }
@@ -49,6 +53,26 @@ pub(super) async fn logs(
     }
     output.job_ended()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The story of a sweep, which has no log; `None` of any other job.
+async fn of_sweep(
+    args: &LogsArgs,
+    to: Option<&Target>,
+    output: &mut Output,
+) -> Result<Option<ExitCode>, Failure> {
+    let client = if args.follow { Client::find_or_await(to).await? } else { Client::find(to).await? };
+    let Ok(job) = client.job(&args.job).await else { return Ok(None) };
+    let job = JobView::try_from(job)?;
+    if job.spec.sweep.is_none() {
+        return Ok(None);
+    }
+    let ended = sweeps::story(&client, &job.job, args.follow, output).await?;
+    if !args.follow {
+        return Ok(Some(ExitCode::SUCCESS));
+    }
+    ended.tell(output);
+    Ok(Some(ended.exit_code()))
 }
 
 /// The whole name of a job that has a log: no array.

@@ -11,7 +11,8 @@ mod traces;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use agent_model::{Clock, SystemClock};
+use agent_model::sweep::Scalar;
+use agent_model::{Clock, JobId, SystemClock};
 
 use self::filestore::{FileStore, JobFacts, RunStatus};
 use self::recorded::Recording;
@@ -129,6 +130,11 @@ async fn write(
     let store = FileStore::open(root, room.path().to_owned()).map_err(fails)?;
     let (mut jobs, mut runs) = (0, 0);
     for named in meant {
+        // A sweep is a run itself, and its trials are runs in it.
+        if named.spec.sweep.is_some() {
+            runs += store.write(&facts_of(&named), &Recording::read(&[]), None).map_err(fails)?;
+            jobs += 1;
+        }
         for job in tasks_or_self(client, named).await? {
             let recording = Recording::read(&client.tracking(&job.job, job.ranks()).await?);
             let facts = facts_of(&job);
@@ -173,6 +179,13 @@ async fn fetch(
     Ok(to.to_owned())
 }
 
+/// The sweep that a job is a trial of.
+fn sweep_of(job: &JobView) -> Option<String> {
+    job.trial.as_ref()?;
+    let (sweep, _) = job.job.parse::<JobId>().ok()?.as_task()?;
+    Some(sweep.to_string())
+}
+
 fn facts_of(job: &JobView) -> JobFacts {
     let status = match job.state.as_str() {
         "Completed" => RunStatus::Finished,
@@ -181,6 +194,8 @@ fn facts_of(job: &JobView) -> JobFacts {
         _ if job.started_ms.is_some() => RunStatus::Running,
         _ => RunStatus::Scheduled,
     };
+    let trial = job.trial.as_ref();
+    let text = |(name, value): (&String, &Scalar)| (name.clone(), value.to_string());
     JobFacts {
         job: job.job.clone(),
         title: job.title.clone(),
@@ -191,5 +206,7 @@ fn facts_of(job: &JobView) -> JobFacts {
         started: job.started_ms.unwrap_or(job.submitted_ms),
         ended: job.has_ended().then(|| job.ended_ms.unwrap_or_else(|| SystemClock.now().0)),
         status,
+        sweep: sweep_of(job),
+        values: trial.map(|trial| trial.values.iter().map(text).collect()).unwrap_or_default(),
     }
 }

@@ -8,7 +8,7 @@ use agent_model::job::{Array, Input, JobDraft};
 use agent_model::size;
 
 use super::view::JobView;
-use super::{as_job, download, submit};
+use super::{as_job, download, submit, sweeps};
 use crate::cli::{CodeArgs, RerunArgs};
 use crate::client::{Client, Target};
 use crate::failure::Failure;
@@ -26,6 +26,16 @@ pub(super) async fn rerun(args: &RerunArgs, to: Option<&Target>, output: &mut Ou
     draft.predecessors.clear();
     if args.failed {
         draft.array = Some(failed(&job)?);
+    }
+    if let Some(sweep) = draft.sweep.as_mut().filter(|_| args.failed) {
+        // What was drawn for a trial is its own, also in another sweep.
+        for trial in sweeps::trials(&client, &job).await? {
+            if let (Some(index), Some(values)) = (trial.index, trial.trial.map(|trial| trial.values)) {
+                sweep.given.insert(index, values);
+            }
+        }
+        let again = draft.array.as_ref().map(Array::indices);
+        sweep.given.retain(|index, _| again.is_some_and(|again| again.contains(*index)));
     }
     set(&mut draft, &args.set)?;
     let again = Box::pin(submit::enqueue(&client, draft.validate()?, hint, output)).await;

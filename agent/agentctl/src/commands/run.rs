@@ -9,8 +9,8 @@ use agent_model::{Code, Stream, size};
 use super::download::left_out_of;
 use super::follow::{Ended, Wants, follow};
 use super::metrics::Recorded;
-use super::submit;
 use super::view::JobView;
+use super::{submit, sweeps};
 use crate::cli::RunArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
@@ -47,13 +47,19 @@ async fn attempt(
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<Option<ExitCode>, Failure> {
-    let submit::Placed { client, job, is_array } = submit::place(args.submit.clone(), to, output).await?;
+    let submit::Placed { client, job, is_array, is_sweep } =
+        submit::place(args.submit.clone(), to, output).await?;
     if args.detach {
         how_to_go_on(&job, output);
         output.print(&format!("{job}\n"))?;
         return Ok(Some(ExitCode::SUCCESS));
     }
     output.note(&format!("job:  {job}"));
+    if is_sweep {
+        let ended = sweeps::story(&client, &job, true, output).await?;
+        sweeps::finish(&client, &ended, output).await?;
+        return Ok(Some(ended.exit_code()));
+    }
     // An array has no log of its own.
     let log = (!is_array).then_some(Stream::Job);
     let wants = Wants { log, story: !is_array, tail: 0, attempt: 0, rank: 0 };

@@ -6,8 +6,9 @@ use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::{Value, json};
 
 use super::download::left_out_of;
+use super::jobs::watch;
 use super::view::{JobView, NodeView, environment_words};
-use super::{as_job, gpus};
+use super::{as_job, gpus, sweeps};
 use crate::cli::ShowArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
@@ -29,10 +30,31 @@ pub(super) async fn show(args: &ShowArgs, to: Option<&Target>, output: &mut Outp
     let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
     let gpus = gpus::of_job(&job.job, &nodes);
     if args.json {
-        return output.json(&document(&job, &gpus));
+        let mut document = document(&job, &gpus);
+        if job.spec.sweep.is_some() {
+            let trial = |trial: &JobView| json!({ "job": trial.job, "index": trial.index, "state": trial.state, "trial": trial.trial });
+            document["trials"] = sweeps::trials(&client, &job).await?.iter().map(trial).collect();
+        }
+        return output.json(&document);
+    }
+    if args.watch {
+        return watch(&client, output, async |paper| whole(&client, &args.job, paper).await).await;
     }
     let paper = output.paper();
-    output.print(&render(&job, &gpus, SystemClock.now(), paper))
+    let text = render(&job, &gpus, SystemClock.now(), paper) + &of_trials(&client, &job, paper).await?;
+    output.print(&text)
+}
+
+/// A job as it stands, with the trials of a sweep.
+async fn whole(client: &Client, given: &str, paper: Paper) -> Result<String, Failure> {
+    let job = JobView::try_from(client.job(given).await?)?;
+    Ok(render(&job, &[], SystemClock.now(), paper) + &of_trials(client, &job, paper).await?)
+}
+
+/// The trials of a sweep as a table; of any other job nothing.
+async fn of_trials(client: &Client, job: &JobView, paper: Paper) -> Result<String, Failure> {
+    let Some(sweep) = &job.spec.sweep else { return Ok(String::new()) };
+    Ok(format!("\n{}", sweeps::table(sweep, &sweeps::trials(client, job).await?, paper)))
 }
 
 fn document(job: &JobView, gpus: &[(&str, &Gpu)]) -> Value {
@@ -77,8 +99,12 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
         some(&map.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("\n"))
     };
     add("now", some(&job.detail));
-    add("array", spec.array.as_ref().map(ToString::to_string));
-    add("tasks", job.tasks.as_ref().map(|tasks| tasks.lines()));
+    if spec.sweep.is_none() {
+        add("array", spec.array.as_ref().map(ToString::to_string));
+    }
+    add("best", sweeps::best_words(job));
+    add("trial", sweeps::trial_words(job));
+    add(if spec.sweep.is_some() { "trials" } else { "tasks" }, job.tasks.as_ref().map(|tasks| tasks.lines()));
     add("description", some(spec.description.trim()));
     add("experiment", some(&job.experiment));
     add("tags", pairs(&spec.tags));

@@ -9,7 +9,7 @@ use agent_model::{Code, Fault, JobSpec};
 use agent_proto::v1;
 use tokio::time::{Duration, Instant};
 
-use super::{as_job, files};
+use super::{as_job, files, sweeps};
 use crate::cli::{SubmitArgs, variable};
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
@@ -66,6 +66,7 @@ pub(super) struct Placed {
     /// Its name.
     pub(super) job: String,
     pub(super) is_array: bool,
+    pub(super) is_sweep: bool,
 }
 
 /// Submits.
@@ -84,7 +85,11 @@ pub(super) async fn place(
     if let Some(array) = args.array() {
         plan.draft.array = Some(array);
     }
+    if let Some(settings) = &args.sweep {
+        sweeps::apply(&mut plan.draft, settings, &args.drawn)?;
+    }
     let is_array = plan.draft.array.is_some();
+    let is_sweep = plan.draft.sweep.is_some();
     let care = if args.rehash { Care::Rehash } else { Care::Light };
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
@@ -104,7 +109,7 @@ pub(super) async fn place(
         enqueued => enqueued?,
     };
     output.rest();
-    Ok(Placed { client, job, is_array })
+    Ok(Placed { client, job, is_array, is_sweep })
 }
 
 /// Puts the job into the queue. The request has an id, so that a repeated request submits only once.

@@ -1,21 +1,21 @@
 //! Jobs and machines, decoded from the daemon's messages: the schema of every `--json` (see `agent/docs/json.md`) and
 //! the source of the tables.
 
-use std::collections::BTreeMap;
+mod spec;
 
-use agent_model::job::Input;
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::{Outcome, Usage};
 use agent_model::{Blame, Clock, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::arrays::TasksView;
 use super::awake::ShutdownView;
 use super::named::NamedView;
 use super::nodes::TunnelView;
 use super::preempt::PreemptionView;
+use super::sweeps::{BestView, TrialView};
 use crate::client::person;
 use crate::output::Paper;
 use crate::output::text::{Tone, clean, duration};
@@ -48,6 +48,10 @@ pub(crate) struct JobView {
     pub(crate) tasks: Option<TasksView>,
     /// Of a task of an array: its index.
     pub(crate) index: Option<u32>,
+    /// Of a trial of a sweep: its values, and what it logged.
+    pub(crate) trial: Option<TrialView>,
+    /// Of a sweep: the best of the trials that completed.
+    pub(crate) best: Option<BestView>,
     #[serde(skip)]
     pub(crate) spec: JobSpec,
     #[serde(skip)]
@@ -106,6 +110,8 @@ impl TryFrom<v1::Job> for JobView {
         Ok(JobView {
             tasks: wire.tasks.map(|tasks| TasksView::read(&tasks, total)).transpose()?,
             index,
+            trial: wire.trial.map(TrialView::from),
+            best: wire.best.map(BestView::from),
             job: wire.job,
             state: wire.state,
             title: spec.display_name.clone(),
@@ -284,57 +290,6 @@ impl JobView {
             let uri = job.as_ref().map_or_else(|| output.uri.clone(), |job| output.uri_of(job));
             Some((name.as_str(), uri.to_string()))
         })
-    }
-
-    /// What was asked for, as JSON.
-    pub(crate) fn spec_json(&self) -> Value {
-        let spec = &self.spec;
-        let inputs: BTreeMap<_, _> =
-            spec.inputs.iter().map(|(name, input)| (name, input_json(input))).collect();
-        let outputs: BTreeMap<_, _> = spec
-            .outputs
-            .iter()
-            .map(|(name, output)| (name, if output.is_file() { "uri_file" } else { "uri_folder" }))
-            .collect();
-        json!({
-            "description": spec.description,
-            "tags": spec.tags,
-            "command": spec.command,
-            "code": spec.code.map(|digest| digest.to_string()),
-            "environment": spec.environment,
-            "environment_variables": spec.environment_variables,
-            "inputs": inputs,
-            "outputs": outputs,
-            "sent_to": self.sent_to().collect::<BTreeMap<_, _>>(),
-            "compute": spec.compute,
-            "resources": {
-                "nodes": spec.resources.nodes,
-                "gpus": spec.resources.gpus,
-                "memory_bytes": spec.resources.memory,
-                "cpus": spec.resources.cpus,
-                "labels": spec.resources.labels,
-                "shm_bytes": spec.resources.shm,
-            },
-            "distribution": spec.distribution,
-            "predecessors": spec.predecessors,
-            "array": spec.array,
-            "resume": if spec.resume_outputs { "outputs" } else { "never" },
-            "resumes": spec.resumes,
-            "limits": {
-                "timeout_s": spec.limits.timeout.map(|t| t.as_secs_f64()),
-                "grace_s": spec.limits.grace().as_secs_f64(),
-            },
-            "retry": { "max_attempts": spec.retry.max_attempts, "backoff_s": spec.retry.backoff.as_secs_f64() },
-        })
-    }
-}
-
-fn input_json(input: &Input) -> Value {
-    match input {
-        Input::Literal(text) => json!({ "value": text }),
-        Input::Folder(root) => json!({ "folder": root.to_string() }),
-        Input::File { root, name } => json!({ "file": name, "root": root.to_string() }),
-        Input::Data(data) => json!({ "uri": data.uri.to_string(), "is_file": data.is_file }),
     }
 }
 

@@ -160,6 +160,8 @@ impl Facts<'_> {
                 .get(name)
                 .map(|kind| text(output_path(self.dir, name, kind)))
                 .unwrap_or_default(),
+            // A trial has its values in its command.
+            Reference::Drawn(_) => String::new(),
         }
     }
 

@@ -67,6 +67,7 @@ impl Services {
         self.require_snapshots(&spec.snapshots()).await?;
         self.require_secrets(&spec, owner).await?;
         self.require_predecessors(&spec, caller).await?;
+        let earlier = self.earlier_trials(&spec, caller).await?;
         let hint = [&request.name_hint, &spec.display_name].into_iter().find(|text| !text.is_empty());
         let hint = hint.cloned().unwrap_or_default();
         for _ in 0..NAME_TRIES {
@@ -80,6 +81,7 @@ impl Services {
                 id: id.clone(),
                 spec: spec.clone(),
                 after: known.as_ref().map(|job| job.epoch).unwrap_or_default(),
+                earlier: earlier.clone(),
             };
             let taken = known.is_some_and(|job| !job.is_removed()) || self.has_tasks(&id, &spec).await?;
             let accepted = if taken { None } else { self.queue.submit(new).await?? };
@@ -143,6 +145,22 @@ impl Services {
             }
         }
         Ok(())
+    }
+
+    /// The trials of the sweep that this one extends, which must have ended.
+    async fn earlier_trials(&self, spec: &JobSpec, caller: &Caller) -> Result<Vec<JobRecord>, Refusal> {
+        let Some(extends) = spec.sweep.as_ref().and_then(|sweep| sweep.extends.as_ref()) else {
+            return Ok(Vec::new());
+        };
+        let before = self.readable(extends, caller).await?.job;
+        if before.spec.sweep.is_none() || !before.state.is_terminal() {
+            return Err(Fault::new(Code::JobInvalid, format!("`{extends}` is no sweep that has ended"))
+                .why(format!("it is {}", before.state))
+                .fix("extend a sweep when all of its trials have ended")
+                .into());
+        }
+        self.queue.flush().await?;
+        Ok(crate::store::earlier_trials(&*self.store, spec).await?)
     }
 
     async fn list_jobs(

@@ -6,7 +6,7 @@
 //! not forced yet by [`UNFORCED`]. A reader that follows goes through the attempts of a job, one after the other, and
 //! ends when the job has ended and every byte is sent.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use agent_blocking::{Blocking, spawn_blocking};
@@ -34,7 +34,10 @@ const OPEN_LOG_FILES: usize = 64;
 /// Bytes in one message to a reader.
 const CHUNK: usize = 256 * 1024;
 /// The longest line of tracking records; a longer one is skipped.
-const LONGEST_LINE: usize = 1024 * 1024;
+pub(super) const LONGEST_LINE: usize = 1024 * 1024;
+
+/// The word for the channel of tracking records.
+const TRACKING: &str = "tracking";
 
 /// Replica and channel, as they are written on the wire.
 type ChannelKey = (String, String);
@@ -75,6 +78,8 @@ struct Intake {
     written: Written,
     /// The forced write that goes on, with the answers to what it forces.
     forcing: Option<Blocking<Vec<v1::AppendResponse>>>,
+    /// Whose records were stored and answered, and may be those of a trial.
+    stored: BTreeSet<ReplicaId>,
     /// How the stream ends when everything is answered.
     end: Option<Result<(), Status>>,
 }
@@ -82,7 +87,8 @@ struct Intake {
 impl Intake {
     fn new(services: Services, requests: Requests, caller: Caller) -> Intake {
         let (log_files, written) = (HashMap::new(), Written::default());
-        Intake { services, requests, log_files, caller, written, forcing: None, end: None }
+        let stored = BTreeSet::new();
+        Intake { services, requests, log_files, caller, written, forcing: None, stored, end: None }
     }
 
     fn answers(self) -> Answers<v1::AppendResponse> {
@@ -97,12 +103,21 @@ impl Intake {
     /// A refusal ends the stream, after every request before the refused one was answered: so the node knows
     /// which one it was.
     async fn next(&mut self) -> Result<Option<Vec<v1::AppendResponse>>, Status> {
+        for replica in std::mem::take(&mut self.stored) {
+            if let Err(refusal) = Box::pin(self.services.observe(&replica, false)).await {
+                let error = Status::from(refusal);
+                tracing::warn!(%replica, %error, "cannot look at records of a trial now");
+            }
+        }
         loop {
             let takes_more = self.end.is_none() && !self.written.is_much();
             tokio::select! {
                 answers = forced(&mut self.forcing), if self.forcing.is_some() => {
                     self.force();
-                    return Ok(Some(answers?));
+                    let answers = answers?;
+                    let of_tracking = answers.iter().filter(|answer| answer.channel == TRACKING);
+                    self.stored.extend(of_tracking.filter_map(|answer| answer.replica.parse().ok()));
+                    return Ok(Some(answers));
                 }
                 batch = batch(&mut self.requests, &self.services), if takes_more => match batch {
                     Ok(batch) if batch.is_empty() => self.end = Some(Ok(())),

@@ -217,6 +217,8 @@ impl Services {
         let standing = self.queue.standing(&replica, &node).await.map_err(Refusal::from)?;
         let standing = if standing == Standing::Open {
             self.require_complete(&replica, &outcome).await?;
+            Box::pin(self.observe(&replica, true)).await.map_err(Status::from)?;
+            self.observer.forget(&replica);
             // From here until the outcome is on disk nothing that it names is removed.
             let relied = self.collector.rely_on(pins::of_outcome(&outcome)).await;
             self.require_outputs(&outcome).await?;

@@ -28,6 +28,7 @@ mod preemption;
 mod ranks;
 mod replicas;
 mod resume;
+mod sweeps;
 mod waiting;
 
 use std::sync::Arc;
@@ -55,6 +56,7 @@ use lives::Lives;
 pub(crate) use nodes::{DeclaredLost, RemovedNode};
 pub(crate) use pools::{Outlook, Retirement};
 use replicas::Replicas;
+use sweeps::Sweeps;
 
 /// The two clocks a rule may need: wall time as a label, this machine's boot time for leases.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +74,8 @@ pub(crate) struct Submission {
     pub(crate) spec: JobSpec,
     /// The last attempt of an earlier job of this name, which was removed; 0 if there was none.
     pub(crate) after: Epoch,
+    /// Of a sweep that extends another one: the trials of that.
+    pub(crate) earlier: Vec<JobRecord>,
 }
 
 /// Whether an outcome or a log of a replica is accepted.
@@ -103,6 +107,8 @@ pub(crate) struct Book {
     strangers: Strangers,
     lives: Lives,
     predecessors: Predecessors,
+    /// What is known of the trials of sweeps.
+    sweeps: Sweeps,
     /// The names of data.
     names: Register,
     /// Machines that are made or could be.
@@ -145,6 +151,7 @@ impl Book {
             strangers: Strangers::default(),
             lives,
             predecessors: Predecessors::default(),
+            sweeps: Sweeps::load(&loaded.jobs, &loaded.trials),
             names: Register::new(&loaded),
             prospects: Vec::new(),
             wishes: environments::Wishes::new(),
@@ -254,6 +261,8 @@ impl Book {
         let waits_for = new.spec.predecessors.clone();
         let tasks = new.spec.array.as_ref().map(|array| Box::new(ArrayRecord::new(array, new.after)));
         let owner = new.spec.owner.clone().map_or_else(|| "somebody".to_owned(), |owner| owner.to_string());
+        self.sweeps.begin(&id, &new.spec);
+        new.earlier.iter().for_each(|trial| self.sweeps.learn(&id, trial));
         let job = self.jobs.add(JobRecord {
             epoch: new.after,
             uncharged: new.after.0,
@@ -426,6 +435,7 @@ impl Book {
             job.tasks.iter_mut().for_each(|tasks| tasks.give_up());
         });
         self.name_outputs(id, now);
+        self.sweeps.end(id);
         self.predecessors.has_ended(id, self.jobs.verdict(id));
         self.end_unstarted(id);
         let state = self.jobs.state(id).map_or("", JobState::name);
@@ -501,6 +511,7 @@ impl Book {
             .chain(self.leases.next())
             .chain(self.gangs.next())
             .chain(self.next_preemption(now))
+            .chain(self.next_sweep_end(now))
             .chain(date)
             .min()
     }

@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use agent_model::machine::EligibilityEvent;
 use agent_model::{JobId, NodeId, ReplicaId};
 use tokio::sync::{oneshot, watch};
 
-use super::book::{Book, Judgement, Moment, RemovedNode, Report, Wish, WishState};
+use super::book::{Book, Judgement, Moment, NodeState, RemovedNode, Report, Wish, WishState};
 use super::{Answer, JobView, OrdersReceiver, Request, Saved, WantedOutputs, Wished};
 use crate::lease::Orders;
 use crate::store::JobRecord;
@@ -74,10 +75,7 @@ impl Publisher {
             Request::ComeRound(reply) => reply.hold(()),
             Request::Nodes(reply) => reply.hold(book.nodes().cloned().collect()),
             Request::SetEligibility { node, event, who, reply } => {
-                let state = book.set_eligibility(&node, event).cloned();
-                let eligibility = state.as_ref().map(|state| state.record.eligibility);
-                tracing::info!(%node, who, ?eligibility, "asked to set eligibility of node");
-                reply.hold(state)
+                reply.hold(self.set_eligibility(&node, event, &who))
             }
             Request::Outlook { prospects, reply } => reply.hold(book.outlook(prospects, now)),
             Request::Retire(node, reply) => reply.hold(book.retire_node(&node)),
@@ -111,6 +109,7 @@ impl Publisher {
             Request::Report { link, report, reply } => reply.hold(self.report(link, &report, now)),
             Request::Standing { replica, node, reply } => reply.hold(book.standing(&replica, &node)),
             Request::WantsLog(replica, reply) => reply.hold(book.wants_log(&replica)),
+            Request::Observe { replica, logged, reply } => reply.hold(book.observe(&replica, *logged, now)),
             Request::Settle { replica, node, outcome, found, reply } => {
                 book.note_found(&replica, &node, found);
                 reply.hold(book.settle(&replica, &node, outcome, now))
@@ -136,6 +135,13 @@ impl Publisher {
                 reply.hold(())
             }
         }
+    }
+
+    fn set_eligibility(&mut self, node: &NodeId, event: EligibilityEvent, who: &str) -> Option<NodeState> {
+        let state = self.book.set_eligibility(node, event).cloned();
+        let eligibility = state.as_ref().map(|state| state.record.eligibility);
+        tracing::info!(%node, who, ?eligibility, "asked to set eligibility of node");
+        state
     }
 
     fn want_outputs(&mut self, wanted: WantedOutputs) -> Option<oneshot::Receiver<Saved>> {

@@ -82,7 +82,8 @@ async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
 
 fn submission(name: &str) -> Submission {
     let job = job(name, 0);
-    Submission { request: job.request, id: job.id, spec: job.spec, after: agent_model::Epoch::default() }
+    let after = agent_model::Epoch::default();
+    Submission { request: job.request, id: job.id, spec: job.spec, after, earlier: Vec::new() }
 }
 
 #[tokio::test]

@@ -231,6 +231,7 @@ impl World {
                 id: wish.id.clone(),
                 spec: wish.spec.clone(),
                 after: agent_model::Epoch::default(),
+                earlier: Vec::new(),
             };
             // Only the store knows a job that has ended.
             if !world.disk.jobs.contains_key(&new.id) {

@@ -301,9 +301,17 @@ impl Store for Sqlite {
                 self.recount(job).await?;
             }
         }
+        let mut trials = Vec::new();
+        for sweep in jobs.iter().filter(|job| job.spec.sweep.is_some()) {
+            let mut ended = super::earlier_trials(self, &sweep.spec).await?;
+            ended.extend(self.page(Among::TasksOf(&sweep.id), None, MAX_TASKS).await?);
+            let ended = ended.into_iter().filter(|trial| trial.state.is_terminal());
+            trials.extend(ended.map(|trial| (sweep.id.clone(), trial)));
+        }
         let last_seq = number(&self.reader, "SELECT MAX(seq) FROM jobs").await;
         Ok(Loaded {
             jobs,
+            trials,
             documents: self.documents().await?,
             last_seq: last_seq.map_err(|source| StoreError::Read { what: "the jobs", source })?,
             mended: self.mended,

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{JobDraft, JobSpec};
 use crate::JobId;
+use crate::expr::{self, Reference};
+use crate::sweep::Values;
 
 /// The most tasks of an array.
 pub const MAX_TASKS: u32 = 10_000;
@@ -322,11 +324,36 @@ impl JobSpec {
     /// waited for its predecessors, so a task has none.
     #[must_use]
     pub fn task(&self, id: &JobId, index: u32) -> JobSpec {
-        let mut draft = JobDraft { name: None, array: None, predecessors: Vec::new(), ..(*self.0).clone() };
+        let mut draft =
+            JobDraft { name: None, array: None, sweep: None, predecessors: Vec::new(), ..(*self.0).clone() };
         for (variable, value) in self.array.iter().flat_map(|array| array.variables(id, index)) {
             if !draft.secrets.contains_key(variable) {
                 draft.environment_variables.insert(variable.to_owned(), value);
             }
+        }
+        JobSpec(Arc::new(draft))
+    }
+
+    /// The job that a trial of the sweep `id` is: a task of it with these values.
+    #[must_use]
+    pub fn trial(&self, id: &JobId, index: u32, values: &Values) -> JobSpec {
+        let mut draft = JobDraft::from(self.task(id, index));
+        for (name, value) in values {
+            for prefix in ["AZUREML_SWEEP_", "AZUREML_PARAMETER_"] {
+                draft.environment_variables.insert(format!("{prefix}{name}"), value.to_string());
+            }
+        }
+        let has = |reference: &Reference| match reference {
+            Reference::Drawn(name) => Some(values.contains_key(name)),
+            Reference::Input(_) | Reference::Output(_) => Some(true),
+        };
+        let put = |reference: &Reference| match reference {
+            Reference::Drawn(name) => values.get(name).map(ToString::to_string).unwrap_or_default(),
+            other => other.to_string(),
+        };
+        // A command that is no template was refused when the sweep was validated.
+        if let Ok(command) = expr::substitute(&expr::optional(&draft.command, has), put) {
+            draft.command = command;
         }
         JobSpec(Arc::new(draft))
     }

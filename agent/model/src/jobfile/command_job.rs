@@ -1,6 +1,7 @@
 //! The Azure ML CLI v2 command job.
 
 pub(crate) mod keys;
+mod sweep;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -58,6 +59,8 @@ pub fn command_job(text: &str, given: &[(String, String)]) -> Result<JobFile, Re
     read(document(text)?, given)
 }
 
+pub use sweep::written;
+
 /// The text as a tree; an empty one is refused.
 pub(super) fn document(text: &str) -> Result<Node, Rejection> {
     let node = yaml::parse(text).map_err(Rejection::syntax)?;
@@ -72,7 +75,9 @@ fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
     let (mut warnings, mut wrong) = (Vec::new(), Mistakes::default());
     let mut top = Section::open(node, "", &keys::JOB)?;
     // A job of another kind has other rules: nothing else is reported about it.
-    refuse_other_kinds(&mut top)?;
+    let is_sweep = refuse_other_kinds(&mut top)?;
+    let (sweep, trials) =
+        if is_sweep { sweep::sweep(&mut top, &mut warnings, &mut wrong)? } else { (None, None) };
     let compute = wrong.note(read_target(&mut top, "compute")).filter(|name| !HERE.contains(&name.as_str()));
     let (code, snapshot) = wrong.note(read_code(&mut top));
     let environment =
@@ -91,7 +96,8 @@ fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
         environment_variables: wrong.note(top.texts("environment_variables")),
         secrets: wrong.note(top.texts("secrets")),
         compute,
-        array: wrong.note(read_array(&mut top)),
+        array: wrong.note(read_array(&mut top)).or(trials),
+        sweep,
         resources,
         distribution,
         services,
@@ -118,26 +124,34 @@ fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
 const KINDS: [&str; 8] =
     ["command", "sweep", "pipeline", "spark", "automl", "parallel", "finetuning", "import"];
 
-fn refuse_other_kinds(top: &mut Section) -> Result<(), Rejection> {
+/// Whether it is a sweep, and not a job on its own.
+fn refuse_other_kinds(top: &mut Section) -> Result<bool, Rejection> {
     let fix = keys::KINDS;
     let place = top.node("type").map(|node| (node.place, node));
+    let mut is_sweep = top.at_node("trial").is_some();
     if let Some((place, node)) = place {
         let text = node.text().map_err(|at| within("type", at))?.trim().to_ascii_lowercase();
         if !KINDS.contains(&text.as_str()) {
             let message = format!("`type: {text}` is not a kind of job");
             return Err(Rejection::invalid(place, message).fix("write `type: command`, or leave the key out"));
         }
-        if text != "command" {
+        is_sweep |= text == "sweep";
+        if text != "command" && text != "sweep" {
             return Err(Rejection::unsupported(place, format!("`type: {text}` is not run"), fix));
         }
     }
-    for (key, kind) in [("trial", "sweep"), ("jobs", "pipeline")] {
+    if let Some(node) = top.node("jobs") {
+        let message = "`jobs` makes this a pipeline job, which is not run";
+        return Err(Rejection::unsupported(node.place, message, fix));
+    }
+    for key in ["primary_metric_name", "max_total_runs"] {
         if let Some(node) = top.node(key) {
-            let message = format!("`{key}` makes this a {kind} job, which is not run");
-            return Err(Rejection::unsupported(node.place, message, fix));
+            let message =
+                format!("`{key}` makes this a HyperDrive configuration of the SDK v1, which is not read");
+            return Err(Rejection::unsupported(node.place, message, keys::HYPERDRIVE));
         }
     }
-    Ok(())
+    Ok(is_sweep)
 }
 
 /// The name of the machines that are to run it.
@@ -532,8 +546,9 @@ fn read_command(
     let Some((inputs, absent)) = inputs else { return Ok(command.to_owned()) };
     let absent: Vec<&str> = absent.iter().map(String::as_str).collect();
     let is_there = |reference: &Reference| match reference {
-        Reference::Input(name) => !absent.contains(&name.as_str()),
-        Reference::Output(_) => true,
+        Reference::Input(name) => Some(!absent.contains(&name.as_str())),
+        Reference::Output(_) => Some(true),
+        Reference::Drawn(_) => None, // each trial has values of its own
     };
     let command = expr::optional(command, is_there);
     let inputs = draft.inputs.keys().chain(inputs.iter().map(|input| &input.name)).map(String::as_str);
@@ -551,10 +566,12 @@ fn check_references(
     let references = expr::references(command)
         .map_err(|fault| Rejection::invalid(node.place, fault.what).fix(fault.fix.unwrap_or_default()))?;
     let outputs: Vec<&str> = draft.outputs.keys().map(String::as_str).collect();
+    let drawn = draft.sweep.as_ref().map(|sweep| sweep.space.names().into_iter().collect::<Vec<_>>());
     for reference in &references {
         let (kind, name, known) = match reference {
             Reference::Input(name) => ("inputs", name, inputs),
             Reference::Output(name) => ("outputs", name, outputs.as_slice()),
+            Reference::Drawn(name) => ("search_space", name, drawn.as_deref().unwrap_or_default()),
         };
         if known.contains(&name.as_str()) {
             continue;

@@ -168,6 +168,11 @@ impl Section {
         self.entries.take(key)
     }
 
+    /// Puts back what was taken, or what stands in its place.
+    pub(crate) fn put(&mut self, key: Key, node: Node) {
+        self.entries.put(key, node);
+    }
+
     /// The value of `key`, which stays there.
     pub(crate) fn at_node(&self, key: &'static str) -> Option<&Node> {
         self.entries.get(key)

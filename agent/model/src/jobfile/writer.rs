@@ -4,6 +4,8 @@
 //! so that no file beside it is needed. Read again, it is the same draft ([`job_text`] and `command_job` are inverse),
 //! except for what belongs to one submission: the name, which is used up, the owner, and the jobs it came after.
 
+mod sweep;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -44,8 +46,10 @@ fn plain(item: &Item) -> String {
     match item {
         Item::Text(text) => text.clone(),
         Item::Whole(number) => number.to_string(),
+        Item::Number(number) => number.clone(),
         Item::Flag(flag) => flag.to_string(),
-        Item::List(_) | Item::Map(_) => String::new(), // no list of a job file has such items
+        // Only the search space of a sweep has such items.
+        item @ (Item::List(_) | Item::Map(_)) => yaml::write(item).trim_end().replace('\n', " "),
     }
 }
 
@@ -70,6 +74,7 @@ fn document(draft: &JobDraft) -> Item {
         output_names,
         compute,
         array,
+        sweep,
         resources,
         distribution,
         limits,
@@ -117,7 +122,10 @@ fn document(draft: &JobDraft) -> Item {
         job.add("azureml_core", "stand_in".into());
     }
     job.named("services", services, of_service);
-    Item::Map(job.0)
+    match sweep {
+        Some(sweep) => Item::Map(sweep::of_sweep(job, sweep, array.as_ref()).0),
+        None => Item::Map(job.0),
+    }
 }
 
 /// The environment with exactly the packages of a lock, where its form has a place for them.

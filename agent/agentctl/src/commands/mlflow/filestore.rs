@@ -29,6 +29,9 @@ use super::names;
 use super::recorded::{MetricValue, RecordedRun, Recording};
 use super::{registry, traces};
 
+/// The tag that makes a run one of another.
+const PARENT: &str = "mlflow.parentRunId";
+
 /// The name of a description in a directory.
 const META: &str = "meta.yaml";
 /// The tag with the job that an entry is of.
@@ -71,6 +74,10 @@ pub(super) struct JobFacts {
     pub(super) started: u64,
     pub(super) ended: Option<u64>,
     pub(super) status: RunStatus,
+    /// The sweep that it is a trial of.
+    pub(super) sweep: Option<String>,
+    /// Its values, which count as parameters that it recorded.
+    pub(super) values: BTreeMap<String, String>,
 }
 
 /// A store on the disk.
@@ -213,7 +220,9 @@ impl ExportedJob<'_> {
             let lines: String = run.metrics[name].iter().map(|value| self.line(*value)).collect();
             write_file(&metrics, &fitted, &lines)?;
         }
-        write_texts(&made.join("params"), &run.params)?;
+        let mut params = if label.is_empty() { self.facts.values.clone() } else { BTreeMap::new() };
+        params.extend(run.params.clone());
+        write_texts(&made.join("params"), &params)?;
         write_texts(&made.join("tags"), &self.tags(label, run))?;
         self.write_inputs(&made, &id, run)?;
         for model in run.documents("output") {
@@ -264,12 +273,13 @@ impl ExportedJob<'_> {
             tags.insert("mlflow.runName".to_owned(), facts.title.clone());
             tags.insert("mlflow.source.name".to_owned(), facts.command.clone());
             tags.insert("mlflow.source.type".to_owned(), "JOB".to_owned());
+            tags.extend(facts.sweep.iter().map(|sweep| (PARENT.to_owned(), sweep.clone())));
         } else {
             tags.insert("mlflow.runName".to_owned(), run.tag("agentd.run").unwrap_or(label).to_owned());
         }
         tags.insert("mlflow.user".to_owned(), facts.owner.clone());
         tags.extend(run.tags().map(|(name, text)| (name.clone(), text.clone())));
-        if let Some(parent) = tags.get_mut("mlflow.parentRunId") {
+        if let Some(parent) = tags.get_mut(PARENT) {
             *parent = names::id(parent);
         }
         tags.insert(JOB.to_owned(), facts.job.clone());

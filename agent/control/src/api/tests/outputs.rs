@@ -52,7 +52,7 @@ async fn wanted(node: &mut Node, replicas: &[&str]) {
 async fn test_outputs_that_are_stored_later_are_those_of_the_job_that_ended() {
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::start(dir.path()).await;
-    let mut node = unstored(&mut rig, "late").await;
+    let mut node = Box::pin(unstored(&mut rig, "late")).await;
     let left = dir.path().join("outputs");
     std::fs::create_dir(&left).unwrap();
     std::fs::write(left.join("model"), "weights").unwrap();
@@ -92,7 +92,7 @@ async fn test_outputs_are_stored_later_only_where_they_may_be() {
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::start(dir.path()).await;
     assert_eq!(code_of(answer(ask(&rig, "nobody")).await), Code::JobNotFound);
-    let mut node = unstored(&mut rig, "late").await;
+    let mut node = Box::pin(unstored(&mut rig, "late")).await;
     rig.submit("waits").await;
     assert_eq!(code_of(answer(ask(&rig, "waits")).await), Code::RequestInvalid);
     // No outputs are accepted for an attempt that did not end its job.

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use agent_model::job::Array;
+use agent_model::sweep::{Trial, Values};
 use agent_model::words::count;
 use agent_model::{Code, Fault, JobEvent, JobId, JobState, Outcome, Verdict};
 
@@ -32,20 +33,21 @@ impl JobRecord {
         !self.state.is_terminal() && self.tasks.as_ref().is_some_and(|tasks| !tasks.waiting.is_empty())
     }
 
-    /// The record of the task of an index that waits.
-    fn waiting_task(&self, index: u32) -> Option<JobRecord> {
+    /// The record of the task of an index that waits; of a trial with its values.
+    fn waiting_task(&self, index: u32, values: Option<Values>) -> Option<JobRecord> {
         let tasks = self.tasks.as_ref().filter(|tasks| tasks.waiting.contains(index))?;
+        let spec = match &values {
+            Some(values) => self.spec.trial(&self.id, index, values),
+            None => self.spec.task(&self.id, index),
+        };
+        let request = format!("{}/{index}", self.request);
         Some(JobRecord {
             epoch: tasks.after,
             uncharged: tasks.after.0,
             is_task: true,
             seq: self.seq,
-            ..JobRecord::new(
-                self.id.task(index)?,
-                format!("{}/{index}", self.request),
-                self.spec.task(&self.id, index),
-                self.submitted_at,
-            )
+            trial: values.map(|values| Box::new(Trial { values, ..Trial::default() })),
+            ..JobRecord::new(self.id.task(index)?, request, spec, self.submitted_at)
         })
     }
 }
@@ -73,7 +75,7 @@ impl Book {
     pub(crate) fn waiting_task(&self, id: &JobId) -> Option<Arc<JobRecord>> {
         let (array, index) = id.as_task()?;
         let array = self.jobs.get(&array).filter(|array| !array.state.is_terminal())?;
-        array.waiting_task(index).map(Arc::new)
+        array.waiting_task(index, self.sweeps.draw(array, index)).map(Arc::new)
     }
 
     /// The job whose place in the line is that of `id`: the array, of an index that waits.
@@ -87,11 +89,15 @@ impl Book {
     /// Gives an index that waits a record of its own. Any other job is left as it is.
     pub(super) fn begin_task(&mut self, id: &JobId, now: Moment) {
         let Some((array, index)) = id.as_task().filter(|_| self.jobs.get(id).is_none()) else { return };
-        let Some(task) = self.jobs.get(&array).and_then(|array| array.waiting_task(index)) else { return };
+        let Some(record) = self.jobs.get(&array) else { return };
+        let Some(task) = record.waiting_task(index, self.sweeps.draw(record, index)) else { return };
         self.claim_index(&array, index);
-        let task = self.jobs.add(task);
-        self.line.join(task);
-        self.jobs.tell(id, None, now, format!("task {index} of {array}"));
+        let task = Arc::clone(self.jobs.add(task));
+        self.line.join(&task);
+        match &task.trial {
+            Some(trial) => self.begin_trial(id, &array, index, trial, now),
+            None => self.jobs.tell(id, None, now, format!("task {index} of {array}")),
+        }
     }
 
     /// Notes that an index has a record of its own; false when it does not wait.
@@ -150,6 +156,7 @@ impl Book {
 
     /// A job has ended: if it is a task, its array takes note of it.
     pub(super) fn settle_task(&mut self, id: &JobId, now: Moment) {
+        self.end_trial(id, now);
         let Some(job) = self.jobs.get(id) else { return };
         let Some((array, index)) = job.task() else { return };
         let exit = job.outcome.as_ref().and_then(|outcome| outcome.exit);
@@ -163,7 +170,8 @@ impl Book {
             told = settled && verdict == Verdict::Failed && tasks.failed.len() <= TOLD;
         });
         if told {
-            self.jobs.tell(&array, None, now, format!("task {index} failed: agentctl why {id}"));
+            let kind = if self.sweeps.has(&array) { "trial" } else { "task" };
+            self.jobs.tell(&array, None, now, format!("{kind} {index} failed: agentctl why {id}"));
         }
         self.end_array(&array, now);
     }
@@ -172,7 +180,11 @@ impl Book {
     pub(super) fn end_array(&mut self, id: &JobId, now: Moment) {
         let Some(job) = self.jobs.get(id).filter(|job| !job.state.is_terminal()) else { return };
         let Some(tasks) = job.tasks.as_ref().filter(|tasks| tasks.is_over()) else { return };
-        let (verdict, started_at, fault) = (tasks.verdict(), job.started_at, failed(job, tasks));
+        let (verdict, fault) = match &job.spec.sweep {
+            Some(sweep) => self.sweeps.verdict(job, sweep, tasks),
+            None => (tasks.verdict(), failed(job, tasks)),
+        };
+        let started_at = job.started_at;
         let exit = match verdict {
             Verdict::Completed => Some(agent_model::ExitStatus::Code(0)),
             Verdict::Failed => tasks.exit,
@@ -219,7 +231,7 @@ impl Book {
 }
 
 /// Which tasks of an array failed.
-fn failed(job: &JobRecord, tasks: &ArrayRecord) -> Option<Fault> {
+pub(super) fn failed(job: &JobRecord, tasks: &ArrayRecord) -> Option<Fault> {
     let all = job.spec.array.as_ref().map_or(0, |array| array.indices().len());
     let first = job.id.task(tasks.failed.first()?)?;
     let mut failed = tasks.failed.to_string();

@@ -102,6 +102,13 @@ impl Jobs {
         }
     }
 
+    /// Changes what is only shown of a job, and written when something else of it is.
+    pub(super) fn note(&mut self, id: &JobId, change: impl FnOnce(&mut JobRecord)) {
+        if let Some(job) = self.active.get_mut(id) {
+            change(Arc::make_mut(job));
+        }
+    }
+
     /// Adds a line to the history of a job.
     pub(super) fn tell(&mut self, id: &JobId, node: Option<&NodeId>, now: Moment, text: String) {
         let epoch = self.get(id).map_or(Epoch::default(), |job| job.epoch);

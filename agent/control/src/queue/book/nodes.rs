@@ -211,6 +211,7 @@ impl Book {
         }
         self.expire_preemptions(now);
         self.expire_gangs(now);
+        self.expire_sweeps(now);
     }
 
     /// Takes in the statement of an operator that a silent node, and everything that ran on it, is gone for good.

@@ -27,7 +27,13 @@ pub(super) fn submission(name: &str, priority: Priority, attempts: u32) -> Submi
         ..JobDraft::default()
     };
     let spec = draft.validate().unwrap();
-    Submission { request: format!("r-{name}"), id: name.parse().unwrap(), spec, after: Epoch::default() }
+    Submission {
+        request: format!("r-{name}"),
+        id: name.parse().unwrap(),
+        spec,
+        after: Epoch::default(),
+        earlier: Vec::new(),
+    }
 }
 
 pub(super) fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {

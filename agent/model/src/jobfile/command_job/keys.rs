@@ -2,11 +2,12 @@
 
 use crate::job::{OnDisconnect, ServiceKind};
 use crate::jobfile::keys::{Keys, ValueKind, ignored, read, refused, unused};
+use crate::sweep::{Goal, Sampling};
 
 /// Of the document.
 pub(crate) static JOB: Keys = Keys::exact(&[
     read("command", ValueKind::Text),
-    read("type", ValueKind::Word(&["command"])),
+    read("type", ValueKind::Word(&["command", "sweep"])),
     read("code", ValueKind::Text),
     read("name", ValueKind::Text),
     read("display_name", ValueKind::Text),
@@ -35,8 +36,50 @@ pub(crate) static JOB: Keys = Keys::exact(&[
     unused("properties", &[], "only `tags` are kept of what a job file says about its job"),
     unused("parent_job_name", &[], "a job is never part of another"),
     unused("identity", &["aml_token"], "a job has no identity of the cloud"),
-    refused("trial", &[], KINDS),
+    read("trial", ValueKind::Mapping(&TRIAL)).about("what a sweep runs with each draw of values"),
+    read("search_space", ValueKind::Free).about("of a sweep: a distribution for each hyperparameter"),
+    read("sampling_algorithm", ValueKind::Either(&[ValueKind::Word(&Sampling::WORDS), ValueKind::Mapping(&SAMPLING)])),
+    read("objective", ValueKind::Mapping(&OBJECTIVE)),
+    read("early_termination", ValueKind::Mapping(&POLICY)),
+    read("trials", ValueKind::Free).about("of a sweep: values of some trials, by index, which are then not drawn"),
+    read("extends", ValueKind::Text).about("of a sweep: the one that ended and whose trials count as earlier ones of this"),
     refused("jobs", &[], KINDS),
+    refused("primary_metric_name", &[], HYPERDRIVE),
+    refused("max_total_runs", &[], HYPERDRIVE),
+]);
+
+/// What to do with a sweep of the SDK v1.
+pub(crate) const HYPERDRIVE: &str = "write a sweep: `type: sweep` with `trial`, `search_space`, `objective` and `limits` (agent/docs/sweeps.md)";
+
+/// Of `trial`.
+pub(super) static TRIAL: Keys = Keys::exact(&[
+    read("command", ValueKind::Text),
+    read("code", ValueKind::Text),
+    read("environment", ValueKind::Either(&[ValueKind::Text, ValueKind::Mapping(&ENVIRONMENT)])),
+    read("environment_variables", ValueKind::Texts),
+    read("distribution", ValueKind::Mapping(&DISTRIBUTION)),
+    read("resources", ValueKind::Mapping(&RESOURCES)),
+    ignored("type"),
+]);
+
+pub(super) static SAMPLING: Keys = Keys::exact(&[
+    read("type", ValueKind::Word(&Sampling::WORDS)),
+    read("seed", ValueKind::Whole),
+    read("rule", ValueKind::Word(&["random", "sobol"])),
+    read("logbase", ValueKind::Text),
+]);
+
+pub(super) static OBJECTIVE: Keys =
+    Keys::exact(&[read("goal", ValueKind::Word(&Goal::WORDS)), read("primary_metric", ValueKind::Text)]);
+
+pub(super) static POLICY: Keys = Keys::exact(&[
+    read("type", ValueKind::Word(&["bandit", "median_stopping", "truncation_selection"])),
+    read("evaluation_interval", ValueKind::Whole),
+    read("delay_evaluation", ValueKind::Whole),
+    read("slack_factor", ValueKind::Text),
+    read("slack_amount", ValueKind::Text),
+    read("truncation_percentage", ValueKind::Whole),
+    read("exclude_finished_jobs", ValueKind::Flag),
 ]);
 
 /// What to do with a job of a kind that is not run.
@@ -154,10 +197,13 @@ pub(crate) static SERVICE: Keys = Keys::exact(&[
     ignored("properties"),
 ]);
 
-static LIMITS: Keys = Keys::exact(&[
+pub(super) static LIMITS: Keys = Keys::exact(&[
     read("timeout", ValueKind::Duration),
     read("grace", ValueKind::Duration),
     read("on_disconnect", ValueKind::Word(&OnDisconnect::WORDS)),
+    read("max_total_trials", ValueKind::Whole),
+    read("max_concurrent_trials", ValueKind::Whole),
+    read("trial_timeout", ValueKind::Duration),
 ]);
 
 static RETRY: Keys =

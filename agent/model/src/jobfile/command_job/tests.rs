@@ -227,7 +227,8 @@ fn test_what_a_script_could_count_on_is_a_warning_that_says_why_it_has_no_effect
 #[test]
 fn test_what_is_not_run_is_refused_with_its_place_and_a_way_out() {
     for (text, place, message) in [
-        ("type: sweep\ntrial: {}\n", "line 1, column 7", "`type: sweep` is not run"),
+        ("type: pipeline\njobs: {}\n", "line 1, column 7", "`type: pipeline` is not run"),
+        ("policy: {}\nmax_total_runs: 3\n", "line 2, column 17", "HyperDrive configuration of the SDK v1"),
         ("jobs: {a: {}}\n", "line 1, column 7", "`jobs` makes this a pipeline job"),
         ("command: x\ncode: azureml:code:1\n", "line 2, column 7", "is not fetched"),
         ("command: x\ncode: git+https://h/x\n", "line 2, column 7", "is not fetched"),
@@ -358,8 +359,17 @@ fn test_the_reference_names_every_key_that_is_read_and_no_other() {
 
     let page = include_str!("../../../../docs/job-file.md");
     let last = |key: &str| key.rsplit('.').next().unwrap().to_owned();
-    let sections =
-        ["inputs", "outputs", "resources", "distribution", "limits", "retry", "queue_settings", "services"];
+    let sections = [
+        "inputs",
+        "outputs",
+        "resources",
+        "distribution",
+        "limits",
+        "retry",
+        "queue_settings",
+        "services",
+        "objective",
+    ];
     let mut read = BTreeSet::new();
     keys::JOB.walk("", &mut |path, row| {
         if matches!(row.effect, Effect::Read) {

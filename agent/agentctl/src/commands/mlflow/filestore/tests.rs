@@ -29,6 +29,8 @@ fn facts(job: &str) -> JobFacts {
         started: 1_700_000_000_000,
         ended: Some(1_700_000_009_000),
         status: RunStatus::Finished,
+        sweep: None,
+        values: BTreeMap::new(),
     }
 }
 

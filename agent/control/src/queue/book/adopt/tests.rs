@@ -31,7 +31,8 @@ fn node(name: &str) -> NodeRecord {
 fn mended(jobs: Vec<JobRecord>, nodes: &[&str]) -> Book {
     let last_seq = jobs.len() as u64;
     let documents = nodes.iter().map(|name| Document::Node(Box::new(node(name)))).collect();
-    let loaded = Loaded { jobs, documents, last_seq, mended: true, missing: Missing::Later };
+    let missing = Missing::Later;
+    let loaded = Loaded { jobs, documents, last_seq, mended: true, missing, ..Loaded::default() };
     Book::new(loaded, Duration::from_secs(15), Terms::default(), 7, now(0).boot)
 }
 
@@ -254,6 +255,7 @@ fn submission(id: &str) -> super::super::Submission {
         id: id.parse().unwrap(),
         spec: job(id, 1).spec,
         after: agent_model::Epoch::default(),
+        earlier: Vec::new(),
     }
 }
 
