@@ -13,6 +13,7 @@ mod b_logs;
 mod c_disk;
 mod c_files;
 mod c_host;
+mod c_lost;
 mod c_trees;
 mod d_data;
 mod d_envs;
@@ -38,6 +39,7 @@ fn rows() -> Vec<&'static Row> {
         c_trees::ROWS,
         c_host::ROWS,
         c_files::ROWS,
+        c_lost::ROWS,
         c_disk::ROWS,
         d_data::ROWS,
         d_envs::ROWS,
@@ -55,7 +57,8 @@ pub(crate) fn suite() -> Suite {
         prepare: || _ = agent_tests::binaries(),
         merge: Part::Rows(&[
             "A1", "A2", "A3", "A4", "A6", "A8", "A14", "A17", "A19", "A20", "A21", "SWEEP", "B1", "B2", "B3",
-            "B4", "B8", "B9", "B10", "C1", "C2", "C5", "C7", "C9", "C11", "C12", "C13", "D1", "D2", "D3",
+            "B4", "B8", "B9", "B10", "C1", "C2", "C5", "C7", "C9", "C11", "C12", "C13", "C14", "C15", "C16",
+            "D1", "D2", "D3",
         ]),
         after: &[(ENGINE, Part::Rows(&["D2", "D3"]))],
         long: &[

@@ -10,6 +10,7 @@ mod convert;
 mod declared;
 mod status;
 pub mod transport;
+mod unwritten;
 
 /// Wire messages, clients and servers.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines, reason = "generated code")]
@@ -21,6 +22,7 @@ pub use convert::WireError;
 #[cfg(feature = "fakes")]
 pub use declared::declared_calls;
 pub use status::{fault, status};
+pub use unwritten::Unwritten;
 
 /// The largest message either side accepts, in bytes: a batch of blobs of 4 MiB and its frame.
 pub const MAX_MESSAGE: usize = 4 * 1024 * 1024 + 64 * 1024;

@@ -32,7 +32,7 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 /// The library of `preload.c`, built once.
-fn library() -> &'static Path {
+pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = BUILT.get_or_init(|| {
         let dir = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,8 @@
 /* Loaded into a daemon: its wall clock can be set, and a forced write of a file can fail as the kernel lets it
- * fail: once, with what was to be written lost and later calls content.
+ * fail: once, with what was to be written lost and later calls content. Or every write of a file fails for a while.
  *
+ * REFUSE_MATCH  part of the paths that cannot be written, while the file REFUSE_FILE exists.
+ * REFUSE_FILE   holds the number of the error, as text.
  * CLOCK_FILE    holds the seconds to be added to the wall clock, as text; read at most every 10 ms.
  * LOSSY_MATCH   part of the paths whose fsync or fdatasync fails.
  * LOSSY_AT      at which such call.
@@ -89,9 +91,27 @@ static void record(const char *what, const char *path, const struct stat *file, 
     }
 }
 
+/* The error with which a write of this file fails now, or 0. */
+static int refused(int fd) {
+    const char *match = getenv("REFUSE_MATCH"), *file = getenv("REFUSE_FILE");
+    char link[64], path[4096], text[16] = {0};
+    if (!match || !file) return 0;
+    int kept = errno, number = 0, why = open(file, O_RDONLY | O_CLOEXEC);
+    if (why >= 0) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t length = readlink(link, path, 4095);
+        path[length < 0 ? 0 : length] = 0;
+        if (strstr(path, match) && read(why, text, sizeof text - 1) > 0) number = atoi(text);
+        close(why);
+    }
+    errno = number ? number : kept;
+    return number;
+}
+
 static int force(int fd, int number) {
     char path[4096];
     struct stat file;
+    if (refused(fd)) return -1;
     if (!matches(fd, path, &file)) return (int)syscall(number, fd);
     pthread_mutex_lock(&lock);
     int at = 0, fails = 0;
@@ -131,6 +151,7 @@ int ftruncate64(int fd, off64_t length) {
 int ftruncate(int fd, off_t length) { return ftruncate64(fd, length); }
 
 ssize_t pwrite64(int fd, const void *from, size_t size, off64_t at) {
+    if (refused(fd)) return -1;
     ssize_t done = syscall(SYS_pwrite64, fd, from, size, at);
     if (done > 0) again(fd, at, done);
     return done;
@@ -138,6 +159,7 @@ ssize_t pwrite64(int fd, const void *from, size_t size, off64_t at) {
 ssize_t pwrite(int fd, const void *from, size_t size, off_t at) { return pwrite64(fd, from, size, at); }
 
 ssize_t write(int fd, const void *from, size_t size) {
+    if (refused(fd)) return -1;
     ssize_t done = syscall(SYS_write, fd, from, size);
     if (failed && done > 0) {
         int kept = errno;

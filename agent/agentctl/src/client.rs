@@ -7,6 +7,7 @@
 //! The channel connects again by itself, so a [`Client`] stays usable after the daemon restarts; see
 //! [`Client::until_back`].
 
+pub(crate) mod age;
 mod lists;
 mod start;
 pub(crate) mod target;
@@ -331,14 +332,28 @@ impl Client {
         Ok(own_directories(self.machines().await?.controller))
     }
 
-    /// All tracking records of the first `ranks` ranks of a job, from its latest attempt, as lines of JSON.
-    pub(crate) async fn tracking(&self, job: &str, ranks: u32) -> Result<Vec<u8>, Failure> {
+    /// All tracking records of the first `ranks` ranks of a job, from its latest attempt, as lines of JSON. What is gone
+    /// of them is told.
+    pub(crate) async fn tracking(
+        &self,
+        job: &str,
+        ranks: u32,
+        output: &mut Output,
+    ) -> Result<Vec<u8>, Failure> {
         let mut lines = Vec::new();
         for rank in 0..ranks {
             let request = v1::ReadTrackingRequest { job: job.to_owned(), rank, ..Default::default() };
             let mut stream = answer(self.telemetry().read_tracking(request)).await?;
-            while let Some(chunk) = next(&mut stream).await? {
-                lines.extend_from_slice(&chunk.lines);
+            loop {
+                match in_time(&mut stream).await? {
+                    Ok(Some(chunk)) => lines.extend_from_slice(&chunk.lines),
+                    Ok(None) => break,
+                    Err(status) if is_loss(&status) && !lines.is_empty() => {
+                        output.fault(&fault(&status));
+                        break;
+                    }
+                    Err(status) => return Err(fault(&status).into()),
+                }
             }
         }
         Ok(lines)
@@ -369,7 +384,10 @@ pub(crate) async fn answer_within<T>(
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, Failure> {
     match timeout(limit, call).await {
-        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Ok(response)) => {
+            age::note(response.metadata());
+            Ok(response.into_inner())
+        }
         Ok(Err(status)) => Err(fault(&status).into()),
         Err(_) => Err(silent(limit).into()),
     }
@@ -377,10 +395,16 @@ pub(crate) async fn answer_within<T>(
 
 /// The next message of a stream that only delivers data that exists already.
 pub(crate) async fn next<T>(stream: &mut Streaming<T>) -> Result<Option<T>, Failure> {
-    match timeout(CALL, stream.message()).await {
-        Ok(message) => message.map_err(|status| fault(&status).into()),
-        Err(_) => Err(silent(CALL).into()),
-    }
+    in_time(stream).await?.map_err(|status| fault(&status).into())
+}
+
+async fn in_time<T>(stream: &mut Streaming<T>) -> Result<Result<Option<T>, Status>, Failure> {
+    timeout(CALL, stream.message()).await.map_err(|_| silent(CALL).into())
+}
+
+/// What was asked for came as far as it is there; the rest is gone.
+pub(crate) fn is_loss(status: &Status) -> bool {
+    status.code() == tonic::Code::DataLoss
 }
 
 /// The fault of a status. A status made in this process, because the connection broke, has a source; one that the

@@ -54,10 +54,11 @@ mod why;
 use std::path::Path;
 use std::process::ExitCode;
 
+use agent_model::{Clock, SystemClock};
 use clap::CommandFactory;
 
 use crate::cli::{Cli, MachineVerb, NodeVerb, Verb};
-use crate::client::Target;
+use crate::client::{Target, age};
 use crate::failure::{Failure, NOT_THE_JOBS};
 use crate::output::Output;
 
@@ -65,6 +66,9 @@ use crate::output::Output;
 pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
     let of_a_job = cli.verb.is_about_a_jobs_end();
     let performed = dispatch(cli, output).await;
+    if let Some(said) = age::said() {
+        output.warn(&age::describe(&said, SystemClock.now()));
+    }
     performed.unwrap_or_else(|failure| {
         match &failure {
             Failure::Fault(fault) => output.fault(fault),

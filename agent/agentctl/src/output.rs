@@ -24,6 +24,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::pipe::fcntl_setpipe_size;
 use serde::Serialize;
 
+use crate::client::age;
 use crate::failure::Failure;
 use text::{Ink, Tone};
 
@@ -104,9 +105,15 @@ impl Output {
         self.print(&format!("{clear}{text}"))
     }
 
-    /// Writes one JSON document to standard output.
+    /// Writes one JSON document to standard output. One that is older than now says so.
     pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
-        self.print(&(pretty(value) + "\n"))
+        let Some(said) = age::said() else { return self.print(&(pretty(value) + "\n")) };
+        let mut document = serde_json::to_value(value).unwrap_or_default(); // our own plain structs
+        if let Some(document) = document.as_object_mut() {
+            let unwritten = serde_json::json!({ "since_ms": said.since, "why": said.why });
+            document.insert("unwritten".to_owned(), unwritten);
+        }
+        self.print(&(pretty(&document) + "\n"))
     }
 
     /// Writes a rendered text to standard error, unless the user wants quiet.

@@ -33,7 +33,11 @@ use std::time::Duration;
 use agent_cas::BlobStore;
 use agent_cas::gc::{Collector, WholeError};
 use agent_model::{Blame, Clock, Code, Digest, Fault, JobId, JobState, Principal, Timestamp};
-use agent_proto::{MAX_MESSAGE, v1};
+use agent_proto::{MAX_MESSAGE, Unwritten, v1};
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
 use parking_lot::Mutex;
 use tonic::Status;
 use tonic::service::Routes;
@@ -52,7 +56,7 @@ use crate::archive::{Archive, ArchiveError};
 use crate::assets::{Assets, Naming};
 use crate::fanout::Fanout;
 use crate::pools::Pools;
-use crate::queue::{AskError, JobView, Queue};
+use crate::queue::{AskError, JobView, Queue, Stall};
 use crate::secrets::Secrets;
 use crate::standby::Board;
 use crate::store::{JobRecord, RankEnd, ReplicaRecord, Store, StoreError};
@@ -124,7 +128,8 @@ impl Services {
     pub(crate) fn routes(&self) -> Routes {
         let routes = self.add_blobs(self.add_nodes(self.add_clients(Routes::default())));
         let guard = axum::middleware::from_fn_with_state(self.gate.clone(), access::guard);
-        routes.into_axum_router().layer(guard).into()
+        let age = axum::middleware::from_fn_with_state(self.queue.clone(), say_how_old);
+        routes.into_axum_router().layer(guard).layer(age).into()
     }
 
     /// The services that users call; of telemetry they call only the reads.
@@ -155,7 +160,7 @@ impl Services {
 
     /// The present state of a job, ended or not.
     async fn view(&self, id: &JobId) -> Result<JobView, Refusal> {
-        if let Some(view) = self.queue.job(id).await? {
+        if let Some(view) = self.queue.shown_job(id).await? {
             return Ok(view);
         }
         match self.on_record(id).await {
@@ -185,6 +190,22 @@ impl Services {
         let job = self.store.job(id).await?.filter(|job| !job.is_removed());
         job.ok_or_else(|| unknown_job(id).into())
     }
+}
+
+/// Says beside each answer since when nothing can be written, while that is so.
+async fn say_how_old(State(queue): State<Queue>, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if let Some(Stall { since, why }) = queue.stall() {
+        let why = match why {
+            AskError::DiskFull => "its disk is full",
+            AskError::Moved => "its file was removed or replaced, and cannot be written back",
+            _ => "the disk fails or may only be read",
+        };
+        let said = Unwritten { since, why: why.to_owned() }.to_header();
+        let value = HeaderValue::try_from(said).ok(); // plain words always are one
+        response.headers_mut().extend(value.map(|value| (HeaderName::from_static(Unwritten::HEADER), value)));
+    }
+    response
 }
 
 /// The store could not be searched for a blob.
@@ -235,14 +256,22 @@ impl From<agent_model::ids::IdError> for Refusal {
 
 impl From<AskError> for Refusal {
     fn from(error: AskError) -> Refusal {
+        let unstored = |what: &str| Fault::new(Code::ControllerStore, what).because(&error);
+        let not_stored = || unstored("the controller could not store the change");
         match error {
             AskError::Stopping => Refusal::Stopping,
-            unwritten @ (AskError::NotWritten | AskError::DiskFull) => {
-                Fault::new(Code::ControllerStore, "the controller could not store the change")
-                    .because(&unwritten)
-                    .fix("look for a full or failing disk in the daemon's log; the change is tried again")
-                    .into()
-            }
+            AskError::NotRead => unstored("the controller can neither write its database nor read it")
+                .fix("look for a failing disk in the daemon's log; jobs go on")
+                .into(),
+            AskError::DiskFull => not_stored()
+                .fix("make room on the disk of the controller; the change is tried again")
+                .into(),
+            AskError::Moved => not_stored()
+                .fix("make room for it in the state directory; the daemon's log says what failed, and it is tried again")
+                .into(),
+            AskError::NotWritten => not_stored()
+                .fix("look for a failing or read-only disk in the daemon's log; the change is tried again")
+                .into(),
         }
     }
 }

@@ -16,7 +16,7 @@ mod fresh;
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::ScopedJoinHandle;
@@ -323,11 +323,20 @@ impl LogFile {
 
     /// After a forced write that failed: goes back to what is known to be on the disk. If that is not known, because
     /// it was the first one of this daemon, everything is written to another file, which replaces the first when it
-    /// is on disk.
+    /// is on disk. So is the content of a file that somebody removed while it was open.
     fn restore_trust(&self, writer: &mut LogWriter) -> Result<(), ArchiveError> {
-        let Some(file) = self.file().filter(|_| writer.doubtful) else { return Ok(()) };
+        let Some(file) = self.file() else { return Ok(()) };
         let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
-        if writer.synced > 0 {
+        let is_gone = file.metadata().is_ok_and(|file| file.nlink() == 0);
+        if !writer.doubtful && !is_gone {
+            return Ok(());
+        }
+        if is_gone {
+            tracing::error!(path = %self.path.display(), "writing log back: somebody removed its file");
+            self.path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
+            writer.named = false;
+        }
+        if writer.synced > 0 && !is_gone {
             file.set_len(writer.synced).map_err(failed)?;
             let safe = writer.synced;
             self.shrink(writer, safe);
@@ -500,7 +509,8 @@ impl LogFile {
         let mut writer = self.writer.lock();
         let wrong = self.beside("wrong");
         let length = wrong.metadata().map_or(0, |found| found.len());
-        if length > self.len() {
+        // One that is as long was sent again by a node that has not all of it any more.
+        if length > 0 && length >= self.len() {
             let cannot = |source| open_error(&self.path, source);
             failpoint::hit("control.archive.rename")
                 .and_then(|()| std::fs::rename(&wrong, &self.path))

@@ -227,7 +227,7 @@ impl Controller {
             };
             make(&home)?;
             let store = store::open(&home.join("db"), &archive_dir).await.map_err(OpenError::Store)?;
-            make(&archive_dir)?; // after the database: where an archive exists, a missing database is an error
+            make(&archive_dir)?; // after the database: where an archive exists, a missing one is lost
             let loaded = store.load().await.map_err(OpenError::Load)?;
             let controller_epoch =
                 getrandom::u64().map_err(|error| OpenError::Chance(io::Error::other(error.to_string())))?;

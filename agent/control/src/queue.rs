@@ -11,6 +11,7 @@
 //! or lazy write; none when there is none of these. After a sleep of the machine it fires within [`AWAKE`].
 
 mod book;
+mod picture;
 mod publisher;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use agent_model::machine::EligibilityEvent;
 use agent_model::node::CachedEnvironment;
 use agent_model::sweep::Logged;
 use agent_model::{Artifacts, Clock, Fault, JobId, NodeId, Outcome, ReplicaId, failpoint};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -32,11 +34,13 @@ use crate::assets::{AssetChange, AssetError, Naming, Register};
 use crate::lease::Orders;
 use crate::scheduler::{Prospect, UserLimits};
 use crate::standby::Work;
-use crate::store::{Document, JobRecord, Loaded, Store};
+use crate::store::{Document, JobRecord, Loaded, Store, StoreError};
 pub(crate) use book::{
     Book, DeclaredLost, Described, Doubt, Held, Judgement, Moment, NodeState, Outlook, RemovedNode, Report,
     Retirement, Standing, Submission, Unproved, Wish, WishState,
 };
+use picture::Look;
+pub(crate) use picture::Stall;
 use publisher::Publisher;
 
 /// How long a change that need not be durable at once may stay unwritten.
@@ -59,6 +63,10 @@ pub(crate) enum AskError {
     NotWritten,
     #[error("the controller could not write to its database: its disk is full")]
     DiskFull,
+    #[error("the controller's database was removed or replaced, and could not be written back")]
+    Moved,
+    #[error("the controller could not read its database")]
+    NotRead,
 }
 
 /// A job and the text that is shown about it now.
@@ -85,12 +93,15 @@ struct Reply<T>(oneshot::Sender<Result<T, AskError>>);
 /// An answer that is held back until everything it depends on is durable; it gets the result of the commit.
 type Answer = Box<dyn FnOnce(Result<(), AskError>) + Send>;
 
+impl<T> Reply<T> {
+    fn send(self, answer: Result<T, AskError>) {
+        let _ = self.0.send(answer); // the caller may be gone; that changes nothing
+    }
+}
+
 impl<T: Send + 'static> Reply<T> {
     fn hold(self, result: T) -> Answer {
-        Box::new(move |written| {
-            // The caller may be gone; that changes nothing.
-            let _ = self.0.send(written.map(|()| result));
-        })
+        Box::new(move |written| self.send(written.map(|()| result)))
     }
 }
 
@@ -108,7 +119,7 @@ enum Request {
     Hold { job: JobId, held: bool, who: String, reply: Reply<Option<JobView>> },
     Job(JobId, Reply<Option<JobView>>),
     Jobs(Reply<Vec<JobView>>),
-    Watch(JobId, Reply<Option<watch::Receiver<JobView>>>),
+    Look(picture::Look),
     ComeRound(Reply<()>),
     Nodes(Reply<Vec<NodeState>>),
     SetEligibility { node: NodeId, event: EligibilityEvent, who: String, reply: Reply<Option<NodeState>> },
@@ -146,6 +157,7 @@ type Wished = (Option<CachedEnvironment>, watch::Receiver<WishState>);
 #[derive(Debug, Clone)]
 pub(crate) struct Queue {
     requests: mpsc::Sender<Request>,
+    stall: Arc<Mutex<Option<Stall>>>,
 }
 
 /// The task's own side, handed to [`Task::run`].
@@ -156,6 +168,8 @@ pub(crate) struct Task {
     clock: Arc<dyn Clock>,
     /// When unwritten levels must be written.
     flush: Option<Instant>,
+    /// Set while commits fail.
+    stall: Arc<Mutex<Option<Stall>>>,
 }
 
 /// Outputs that a node is to store.
@@ -196,7 +210,9 @@ pub(crate) fn queue(
     let (sender, requests) = mpsc::channel(WAITING);
     let book = Book::new(loaded, contact, terms, controller_epoch, clock.boot()).with_limits(limits);
     let publisher = Publisher::new(book);
-    (Queue { requests: sender }, Task { publisher, requests, store, clock, flush: None })
+    let stall = Arc::default();
+    let queue = Queue { requests: sender, stall: Arc::clone(&stall) };
+    (queue, Task { publisher, requests, store, clock, flush: None, stall })
 }
 
 impl Queue {
@@ -239,11 +255,6 @@ impl Queue {
     /// Every job that has not ended.
     pub(crate) async fn jobs(&self) -> Result<Vec<JobView>, AskError> {
         self.ask(Request::Jobs).await
-    }
-
-    /// A job that has not ended, as it changes; its last value is the terminal one.
-    pub(crate) async fn watch(&self, id: &JobId) -> Result<Option<watch::Receiver<JobView>>, AskError> {
-        self.ask(|reply| Request::Watch(id.clone(), reply)).await
     }
 
     /// Returns when the task of the queue has completed one more round, or has ended.
@@ -485,12 +496,17 @@ impl Task {
 
     async fn turn(&mut self, batch: &mut Vec<Request>) {
         let now = self.now();
-        let answers: Vec<Answer> =
-            batch.drain(..).map(|request| self.publisher.handle(request, now)).collect();
+        let (mut answers, mut looks): (Vec<Answer>, Vec<Look>) = (Vec::new(), Vec::new());
+        for request in batch.drain(..) {
+            match request {
+                Request::Look(look) => looks.push(look),
+                request => answers.push(self.publisher.handle(request, now)),
+            }
+        }
         self.look_up_strangers().await;
         self.publisher.settle_rules(now);
         let due = self.flush.is_some_and(|at| at <= Instant::now());
-        let heard = if self.publisher.book.is_urgent() || due {
+        let heard = if self.publisher.book.is_urgent() || due || self.store.is_moved() {
             self.commit().await
         } else {
             if self.flush.is_none() && self.publisher.book.is_dirty() {
@@ -501,6 +517,12 @@ impl Task {
         };
         for answer in answers {
             answer(heard);
+        }
+        for look in looks {
+            match heard {
+                Ok(()) => self.show(look),
+                Err(_) => self.show_durable(look).await,
+            }
         }
     }
 
@@ -526,25 +548,28 @@ impl Task {
 
     async fn commit(&mut self) -> Result<(), AskError> {
         let changes = self.publisher.book.changes();
-        if let Err(error) = failpoint::hit("control.commit") {
-            tracing::error!(%error, "cannot commit: trying again soon");
+        let written = match failpoint::hit("control.commit") {
+            Ok(()) => self.store.commit(&changes).await,
+            Err(error) => Err(StoreError::not_tried(&changes, error)),
+        };
+        if let Err(error) = written {
+            tracing::error!(error = &error as &dyn std::error::Error, "cannot commit: trying again soon");
             self.flush = Some(Instant::now() + AGAIN);
-            return Err(AskError::NotWritten);
+            let why = match error {
+                StoreError::Moved { .. } => AskError::Moved,
+                _ if error.is_full() => AskError::DiskFull,
+                _ => AskError::NotWritten,
+            };
+            let since = self.clock.now();
+            let mut stall = self.stall.lock();
+            *stall = Some(Stall { since: stall.map_or(since, |stall| stall.since), why });
+            return Err(why);
         }
-        match self.store.commit(&changes).await {
-            Ok(()) => {
-                self.flush = None;
-                self.publisher.book.show_names(); // whoever sees that a job ended sees its outputs' names
-                self.publisher.publish(); // watchers see how a job ended before it leaves the book
-                self.publisher.book.retire();
-                Ok(())
-            }
-            Err(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "cannot commit: trying again soon");
-                self.flush = Some(Instant::now() + AGAIN);
-                Err(if error.is_full() { AskError::DiskFull } else { AskError::NotWritten })
-            }
-        }
+        (self.flush, *self.stall.lock()) = (None, None);
+        self.publisher.book.show_names(); // whoever sees that a job ended sees its outputs' names
+        self.publisher.publish(); // watchers see how a job ended before it leaves the book
+        self.publisher.book.retire();
+        Ok(())
     }
 
     fn now(&self) -> Moment {

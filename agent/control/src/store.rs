@@ -14,7 +14,9 @@
 mod arrays;
 mod ballast;
 mod loaded;
+mod error;
 mod members;
+mod names;
 mod opening;
 mod pools;
 mod redo;
@@ -35,7 +37,6 @@ use agent_model::node::Inventory;
 use agent_model::protocol::gang::{Ready, Roster};
 use agent_model::protocol::grant::PlacedAt;
 use agent_model::sweep::{Best, Trial};
-use agent_model::words::count;
 use agent_model::{
     Boot, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, PoolName, Principal, ReplicaId,
     ReplicaStep, Timestamp,
@@ -48,6 +49,7 @@ pub(crate) use seats::RankPlace;
 
 pub(crate) use arrays::ArrayRecord;
 pub(crate) use loaded::{Loaded, Missing, earlier_trials};
+pub use error::StoreError;
 pub(crate) use members::{MemberRecord, RemovedRecord, TokenRecord, UserRecord};
 pub use opening::OpenStoreError;
 pub(crate) use opening::Recovery;
@@ -460,67 +462,6 @@ fn checksum(parts: &[&[u8]]) -> i64 {
     i64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// Which access to the controller's database failed.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// A transaction was not committed.
-    #[error("cannot write {} and {} to the controller's database", count(*jobs as u64, "job"), count(*events as u64, "event"))]
-    Commit {
-        /// Jobs in it.
-        jobs: usize,
-        /// Events in it.
-        events: usize,
-        /// What SQLite said.
-        source: sqlx::Error,
-    },
-    /// Another controller has written since.
-    #[error("another controller has taken over the database of this one, which writes nothing any more")]
-    Taken,
-    /// Something cannot be read.
-    #[error("cannot read {what} from the controller's database")]
-    Read {
-        /// What was asked for.
-        what: &'static str,
-        /// What SQLite said.
-        source: sqlx::Error,
-    },
-    /// A document is not what this program writes.
-    #[error("the {what} `{id}` in the controller's database cannot be understood")]
-    Document {
-        /// What it describes.
-        what: &'static str,
-        /// Its name.
-        id: String,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
-    /// A row is not what was written.
-    #[error("the {what} `{id}` in the controller's database is damaged")]
-    Damaged {
-        /// What it describes.
-        what: &'static str,
-        /// Its name, as far as it can be trusted.
-        id: String,
-    },
-    /// A name breaks the rules for names.
-    #[error("the {what} `{id}` in the controller's database has a name that is not valid")]
-    Name {
-        /// What it names.
-        what: &'static str,
-        /// The name.
-        id: String,
-        /// The rule.
-        source: agent_model::ids::IdError,
-    },
-}
-
-impl StoreError {
-    /// The disk had no room for a transaction.
-    pub(crate) fn is_full(&self) -> bool {
-        matches!(self, StoreError::Commit { source, .. } if sqlite::is_full(source))
-    }
-}
-
 /// Which jobs are looked through.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Among<'a> {
@@ -564,6 +505,14 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     async fn check_rest(&self);
     /// What is wrong with it, as far as is known; the next start mends it.
     fn damage(&self) -> Option<&str>;
+    /// A name of its files does not lead to the open file: the next commit writes it back, or fails.
+    fn is_moved(&self) -> bool {
+        false
+    }
+    /// What happened to a name of its files since the start, after which it was written back.
+    fn moved(&self) -> Option<&str> {
+        None
+    }
     /// Ends all connections, so that another process may open it.
     async fn close(&self);
 }

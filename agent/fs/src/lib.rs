@@ -144,15 +144,34 @@ pub fn says_full(text: &str) -> bool {
     signs.iter().any(|sign| text.contains(sign))
 }
 
-/// Whether SQLite means that the disk is full, by its extended result code.
+/// Whether SQLite means that the disk of `database` is full, by its extended result code.
 ///
 /// It has a code of its own only for missing blocks (`SQLITE_FULL`). For a quota it reports a failed write, and for
-/// no room for the shared memory another code: both may have another cause, and then fail again.
-pub fn is_full_for_sqlite(code: i32) -> bool {
+/// no room for the shared memory another code. Both have other causes, too: a disk that fails or that may only be
+/// read. So then a small file is written beside the database, for the system to say which.
+pub fn is_full_for_sqlite(code: i32, database: &Path) -> bool {
     const FULL: i32 = 13;
     const IOERR_WRITE: i32 = 10 | 3 << 8;
     const IOERR_SHMSIZE: i32 = 10 | 19 << 8;
-    [FULL, IOERR_WRITE, IOERR_SHMSIZE].contains(&code)
+    match code {
+        FULL => true,
+        IOERR_WRITE | IOERR_SHMSIZE => lacks_room(database).is_err_and(|error| is_full(&error)),
+        _ => false,
+    }
+}
+
+/// Writes and removes a small file beside `path`.
+fn lacks_room(path: &Path) -> io::Result<()> {
+    const SMALL: usize = 64 * 1024; // more than one page of any database
+    let probe = path.with_added_extension("room");
+    let written = File::options().write(true).create(true).truncate(true).mode(OWNER).open(&probe).and_then(
+        |mut file| {
+            file.write_all(&[0; SMALL])?;
+            file.sync_data()
+        },
+    );
+    let _ = fs::remove_file(&probe); // one that stays is written over by the next
+    written
 }
 
 #[cfg(any(test, feature = "fakes"))]

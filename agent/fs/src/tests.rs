@@ -166,6 +166,16 @@ fn test_a_full_disk_has_one_meaning() {
     assert!(is_full(&io::Error::new(ErrorKind::StorageFull, "wrapped")));
     assert!(says_full("write /var/lib/x: no space left on device"), "as the engine says it");
     assert!(!says_full("a package named space"));
-    let full: Vec<_> = (0..10_000).filter(|code| is_full_for_sqlite(*code)).collect();
-    assert_eq!(full, [13, 778, 4874], "and no other error of reading or of flushing");
+    let dir = tempfile::tempdir().unwrap();
+    let full = |at: &Path| -> Vec<_> { (0..10_000).filter(|code| is_full_for_sqlite(*code, at)).collect() };
+    assert_eq!(
+        full(&dir.path().join("db")),
+        [13],
+        "a write that failed where there is room failed otherwise"
+    );
+    assert_eq!(full(&dir.path().join("absent/db")), [13], "and so did one where nothing can be written");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let Some(disk) = SmallDisk::mount("size=64k") else { return };
+    let _ = fs::write(disk.path().join("all"), vec![7; 1 << 20]); // as much as there is room for
+    assert_eq!(full(&disk.path().join("db")), [13, 778, 4874]);
 }

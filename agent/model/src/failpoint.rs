@@ -34,6 +34,7 @@ pub const NAMES: &[&str] = &[
     "control.salvage.fill",
     "control.salvage.keep",
     "control.salvage.rename",
+    "control.store.back",
     "control.store.commit",
     "control.store.suspect",
     "node.append.open",

@@ -82,6 +82,11 @@ impl JobLog {
         self.output = Some(File::from(started.output));
     }
 
+    /// Writes its file again if somebody removed it.
+    pub(crate) fn keep_name(&mut self) -> io::Result<()> {
+        self.writer.keep_name()
+    }
+
     /// Length of the log, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.writer.len()

@@ -9,7 +9,7 @@
 //!
 //! Owns the names and their meaning. One shim writes ([`Writer`]) and one daemon reads and trims
 //! ([`Reader`]); they share nothing but the directory. Invariants: a file is named by the offset of its
-//! first byte, and each begins where the one before it ends; bytes at an offset never change; the last file is
+//! first byte, and each begins where the one before it ends, unless somebody harms it; bytes at an offset never change; the last file is
 //! never trimmed, so the end of the stream is always known; bytes that could not be written are counted, and
 //! reported in the stream itself at the place where they are missing.
 

@@ -45,6 +45,11 @@ impl Intake {
         Ok(Intake { source, stream, error: None })
     }
 
+    /// Writes the stream's file again if somebody removed it.
+    pub fn keep_name(&mut self) -> io::Result<()> {
+        self.stream.keep_name()
+    }
+
     /// Length of the stream, in bytes.
     pub fn bytes(&self) -> u64 {
         self.stream.len()

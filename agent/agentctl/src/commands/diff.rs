@@ -147,7 +147,7 @@ async fn side(client: &Client, job: &JobView, nodes: &[NodeView]) -> Result<Side
         }
     }
     side.take_machine(job, nodes);
-    let recorded = Recorded::read(&client.tracking(&job.job, job.ranks()).await?, &[]);
+    let recorded = Recorded::read(&client.tracking(&job.job, job.ranks(), output).await?, &[]);
     for (name, last) in recorded.last() {
         // To the last bit: what is rounded may look the same.
         side.add(Aspect::Metrics, &name, last.to_string());

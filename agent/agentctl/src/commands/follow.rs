@@ -112,6 +112,8 @@ struct Follower<'a> {
     environment: String,
     /// The last advice.
     advice: &'static str,
+    /// That some of what was to be shown is gone.
+    gone: Option<Fault>,
 }
 
 /// Follows `job` to its end.
@@ -134,6 +136,7 @@ pub(crate) async fn follow(
         said: String::new(),
         environment: String::new(),
         advice: "",
+        gone: None,
     };
     tokio::select! {
         ended = follower.until_ended(output) => ended,
@@ -145,9 +148,7 @@ impl Follower<'_> {
     async fn until_ended(&mut self, output: &mut Output) -> Result<Ended, Failure> {
         loop {
             let why = match self.session(output).await {
-                Ok(()) if self.last.as_ref().is_some_and(|job| is_over(job, self.wants, self.log)) => {
-                    break;
-                }
+                Ok(()) if self.last.as_ref().is_some_and(|job| self.has_all_of(job)) => break,
                 Ok(()) => Fault::new(Code::Unreachable, "the daemon sent less of the log than there is"),
                 Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => *fault,
                 Err(failure) => return Err(failure),
@@ -155,6 +156,7 @@ impl Follower<'_> {
             self.wait(why, output).await?;
         }
         output.job_ended()?;
+        self.gone.iter().for_each(|fault| output.fault(fault));
         match self.last.take() {
             Some(mut job) => {
                 if output.is_one_screen() {
@@ -182,13 +184,19 @@ impl Follower<'_> {
                 .push(chunks.map(move |chunk| chunk.map(|chunk| FollowEvent::Log(log, chunk))).boxed_local());
         }
         while let Some(event) = events.next().await {
-            let event = event.map_err(|status| client::fault(&status))?;
             match event {
-                FollowEvent::Job(job) => self.see(JobView::try_from(*job)?, output),
-                FollowEvent::Log(log, chunk) => self.show(log, &chunk, output)?,
+                Ok(FollowEvent::Job(job)) => self.see(JobView::try_from(*job)?, output),
+                Ok(FollowEvent::Log(log, chunk)) => self.show(log, &chunk, output)?,
+                Err(status) if client::is_loss(&status) => self.gone = Some(client::fault(&status)),
+                Err(status) => return Err(client::fault(&status).into()),
             }
         }
         Ok(())
+    }
+
+    /// The job has ended, and all was shown that there is.
+    fn has_all_of(&self, job: &JobView) -> bool {
+        job.has_ended() && (self.gone.is_some() || is_over(job, self.wants, self.log))
     }
 
     async fn open(&self, log: Stream) -> Result<Streaming<v1::LogChunk>, Failure> {

@@ -110,13 +110,19 @@ async fn merge(
         let chunks = answer(client.telemetry().read_log(request)).await?;
         all.push(chunks.map(move |chunk| (rank, chunk)).boxed_local());
     }
-    let mut lines = RankLines::new(job.ranks());
+    let (mut lines, mut gone) = (RankLines::new(job.ranks()), None);
     while let Some((rank, chunk)) = all.next().await {
-        let chunk = chunk.map_err(|status| client::fault(&status))?;
-        output.job_bytes(&lines.take(rank, &chunk.data))?;
+        match chunk {
+            Ok(chunk) => output.job_bytes(&lines.take(rank, &chunk.data))?,
+            Err(status) if client::is_loss(&status) => gone = Some(client::fault(&status)),
+            Err(status) => return Err(client::fault(&status).into()),
+        }
     }
     output.job_bytes(&lines.rest())?;
     output.job_ended()?;
+    if let Some(gone) = gone {
+        return Err(gone.into());
+    }
     if !args.follow {
         return Ok(ExitCode::SUCCESS);
     }

@@ -28,7 +28,7 @@ pub(super) async fn metrics(
     for job in &args.jobs {
         let view = JobView::try_from(client.job(job).await?)?;
         for view in tasks_or_self(&client, view).await? {
-            let records = client.tracking(&view.job, view.ranks()).await?;
+            let records = client.tracking(&view.job, view.ranks(), output).await?;
             jobs.push((view.job, records));
         }
     }

@@ -136,7 +136,7 @@ async fn write(
             jobs += 1;
         }
         for job in tasks_or_self(client, named).await? {
-            let recording = Recording::read(&client.tracking(&job.job, job.ranks()).await?);
+            let recording = Recording::read(&client.tracking(&job.job, job.ranks(), output).await?);
             let facts = facts_of(&job);
             let artifacts = match with_artifacts {
                 true => Some(fetch(client, job, &room.path().join("artifacts"), dir, output).await?),

@@ -105,7 +105,7 @@ fn how_to_go_on(job: &str, output: &mut Output) {
 }
 
 async fn sum_up(client: &Client, job: &JobView, output: &mut Output) -> Result<(), Failure> {
-    let recorded = Recorded::read(&client.tracking(&job.job, job.ranks()).await?, &[]);
+    let recorded = Recorded::read(&client.tracking(&job.job, job.ranks(), output).await?, &[]);
     let entries = match job.outcome.as_ref().and_then(|outcome| outcome.artifacts) {
         // The job's end was reported already; a listing that fails must not make the command fail.
         Some(artifacts) => snapshot::list(&client.blobs(), artifacts.root).await.unwrap_or_default(),

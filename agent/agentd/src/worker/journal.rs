@@ -156,9 +156,9 @@ pub(crate) enum JournalError {
 }
 
 impl JournalError {
-    fn write(replica: &ReplicaId, source: sqlx::Error) -> JournalError {
+    fn write(replica: &ReplicaId, journal: &Path, source: sqlx::Error) -> JournalError {
         let replica = replica.clone();
-        match primary(&source).is_some_and(|(_, whole)| agent_fs::is_full_for_sqlite(whole)) {
+        match primary(&source).is_some_and(|(_, whole)| agent_fs::is_full_for_sqlite(whole, journal)) {
             true => JournalError::Disk { replica, source: io::Error::new(ErrorKind::StorageFull, source) },
             false => JournalError::Write { replica, source },
         }
@@ -189,6 +189,7 @@ pub(crate) trait Journal: Send + Sync + 'static {
 
 /// The journal of a running daemon.
 pub(crate) struct Sqlite {
+    path: PathBuf,
     writer: Mutex<Committer>,
 }
 
@@ -231,18 +232,16 @@ impl Sqlite {
     /// Opens the journal, or begins a new one where there is none or where the old one is damaged; the
     /// damaged file is kept beside it. One of a later version is refused and stays as it is.
     pub(crate) async fn open(path: &Path) -> Result<Sqlite, JournalError> {
-        match connect(path).await {
+        let connection = match connect(path).await {
             Err(JournalError::Open { source: damage, .. }) if is_damage(&damage) => {
                 let kept = set_file_aside(path)?;
                 error!(error = %damage, kept = %kept.display(), "cannot read journal: finding replicas by their directories");
-                connect(path).await.map(Sqlite::of)
+                connect(path).await
             }
-            opened => opened.map(Sqlite::of),
-        }
-    }
-
-    fn of(connection: SqliteConnection) -> Sqlite {
-        Sqlite { writer: Mutex::new(Committer { connection, forced: true }) }
+            opened => opened,
+        };
+        let writer = Mutex::new(Committer { connection: connection?, forced: true });
+        Ok(Sqlite { path: path.to_owned(), writer })
     }
 }
 
@@ -340,7 +339,7 @@ impl Journal for Sqlite {
         Box::pin(async move {
             let disk = |source| JournalError::Disk { replica: record.replica.clone(), source };
             failpoint::hit("node.journal.enter").map_err(disk)?;
-            let failed = |source| JournalError::write(&record.replica, source);
+            let failed = |source| JournalError::write(&record.replica, &self.path, source);
             let text = serde_json::to_string(record).unwrap_or_default(); // plain data always serialises
             let mut writer = self.writer.lock().await;
             let connection = writer.committing(record.is_for_another_boot()).await.map_err(failed)?;
@@ -360,7 +359,7 @@ impl Journal for Sqlite {
         Box::pin(async move {
             let disk = |source| JournalError::Disk { replica: replica.clone(), source };
             failpoint::hit("node.journal.done").map_err(disk)?;
-            let failed = |source| JournalError::write(replica, source);
+            let failed = |source| JournalError::write(replica, &self.path, source);
             let mut writer = self.writer.lock().await;
             let connection = writer.committing(false).await.map_err(failed)?;
             let delete = sqlx::query("DELETE FROM replica WHERE id = ?").bind(replica.to_string());

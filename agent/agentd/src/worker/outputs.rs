@@ -16,7 +16,7 @@ use agent_model::job::JobDraft;
 use agent_model::{Artifacts, Digest, failpoint};
 use agent_shim::segments::Reader;
 use agent_shim::tracking::Intake;
-use agent_shim::{JobDir, LogPolicy};
+use agent_shim::{ExitRecord, JobDir, LogPolicy};
 use tracing::warn;
 
 /// Why the outputs could not be stored.
@@ -276,9 +276,17 @@ pub(crate) async fn job_log_end(dir: JobDir) -> LogEnd {
 }
 
 fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
+    let told = |record: &ExitRecord| {
+        let hash = record.log_sha256.as_deref();
+        hash.and_then(|hash| Digest::from_parts(hash, record.log_bytes).ok())
+    };
     let mut log = match Reader::of(dir) {
         Ok(log) => log,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(LogEnd::Proven(Digest::EMPTY)),
+        // It never began, or somebody removed all of it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let record = dir.read_exit().ok().flatten();
+            return Ok(LogEnd::Proven(record.as_ref().and_then(told).unwrap_or(Digest::EMPTY)));
+        }
         Err(error) => return Err(error),
     };
     let record = match dir.read_exit() {
@@ -288,8 +296,10 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
         Err(error) if error.is_damage() => return Ok(LogEnd::Unproven(log.len()?)),
         Err(error) => return Err(io::Error::other(error)),
     };
-    let told = record.log_sha256.and_then(|hash| Digest::from_parts(&hash, record.log_bytes).ok());
-    match told {
+    let there = log.len()?;
+    match told(&record) {
+        // A record with a wrong length stops nothing of what there is.
+        Some(digest) if digest.size < there => Ok(LogEnd::Unproven(there)),
         Some(digest) => Ok(LogEnd::Proven(digest)),
         // A shim of an earlier release did not measure it.
         None => {
@@ -309,10 +319,15 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
 pub(crate) async fn tracking_length(dir: JobDir) -> u64 {
     let shown = dir.path().display().to_string();
     let measured = agent_blocking::spawn_blocking(move || {
-        if dir.tracking_stream().is_dir() && !matches!(dir.read_exit(), Ok(Some(_))) {
+        let exit = dir.read_exit().ok().flatten();
+        if dir.tracking_stream().is_dir() && exit.is_none() {
             Intake::open(&dir, LogPolicy::default())?.take_rest();
         }
-        Reader::of_tracking(&dir)?.len()
+        let told = exit.map_or(0, |exit| exit.tracking_bytes);
+        match Reader::of_tracking(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && told > 0 => Ok(told), // somebody removed all of it
+            there => Ok(there?.len()?.max(told)),
+        }
     });
     match measured.await.map_err(io::Error::other).flatten() {
         Ok(length) => length,

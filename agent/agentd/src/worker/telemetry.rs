@@ -73,6 +73,8 @@ pub(crate) enum ShipEnd {
     Whole,
     /// It has the first `stored` bytes, and will not get more.
     Part { stored: u64, why: String },
+    /// It has all of it but for so many bytes, which the node has no more.
+    Holed { gone: u64 },
 }
 
 /// Accepts files to be shipped. Clones use the same hub.
@@ -106,9 +108,10 @@ impl Shipper {
         let is_over = |stored: &Stored| stored.bytes >= length || stored.given_up.is_some();
         // The sender lives in `self.feed`, so the wait cannot fail.
         match stored.wait_for(is_over).await.as_deref() {
-            Ok(Stored { bytes, given_up: Some(why) }) if *bytes < length => {
+            Ok(Stored { bytes, given_up: Some(why), .. }) if *bytes < length => {
                 ShipEnd::Part { stored: *bytes, why: why.clone() }
             }
+            Ok(Stored { gone, .. }) if *gone > 0 => ShipEnd::Holed { gone: *gone },
             _ => ShipEnd::Whole,
         }
     }
@@ -130,7 +133,7 @@ impl Shipper {
 
     /// Asks the controller again how much it has, because it refused an outcome for missing bytes.
     pub(crate) fn doubt(&self) {
-        self.feed.stored.send_replace(Stored::default());
+        self.feed.stored.send_modify(|stored| *stored = Stored { gone: stored.gone, ..Stored::default() });
         self.feed.doubted.store(true, Ordering::Release);
         self.wake.notify_one();
     }

@@ -182,7 +182,7 @@ impl Services {
             self.readable(array, caller).await?;
         }
         let among = array.as_ref().map_or(Among::Jobs, Among::TasksOf);
-        let mut live = self.queue.jobs().await?;
+        let mut live = self.queue.shown_jobs().await?;
         live.retain(|view| before.is_none_or(|before| view.job.seq < before));
         live.retain(|view| view.job.task().map(|(array, _)| array) == array);
         live.sort_by_key(|view| std::cmp::Reverse(view.job.seq));
@@ -198,7 +198,7 @@ impl Services {
             let _ = live.iter().take(limit).all(|view| page.take(shown(view)));
             return Ok(v1::ListJobsResponse { more: page.more || more, jobs: page.entries });
         }
-        self.queue.flush().await?;
+        self.queue.flush_if_possible().await?;
         let mut live: HashMap<_, _> = live.into_iter().map(|view| (view.job.id.clone(), view)).collect();
         let mut before = before;
         let more = loop {
@@ -300,7 +300,7 @@ impl Services {
     ) -> Result<v1::HistoryResponse, Refusal> {
         let id = &id(&request.job)?;
         self.readable(id, caller).await?;
-        self.queue.flush().await?;
+        self.queue.flush_if_possible().await?;
         let events = self.store.history(id).await?;
         let before = usize::try_from(request.after_events).unwrap_or(usize::MAX);
         let mut events = events.into_iter().skip(before).map(|event| v1::HistoryEvent {

@@ -45,8 +45,8 @@ impl Services {
         caller: &Caller,
     ) -> Result<v1::ListNodesResponse, Refusal> {
         let all = caller.is_operator().await;
-        let nodes = self.queue.nodes().await?;
-        let jobs = self.queue.jobs().await?;
+        let nodes = self.queue.shown_nodes().await?;
+        let jobs = self.queue.shown_jobs().await?;
         let queued = jobs.iter().filter(|view| view.job.state == JobState::Queued).count();
         let unproved: BTreeMap<String, v1::Notice> =
             nodes.iter().filter_map(|node| Some((node.record.id.to_string(), not_proved(node)?))).collect();
@@ -138,6 +138,12 @@ impl Services {
         }));
         notices.extend(self.tunnels_down());
         notices.extend(self.store.recovery().map(mended));
+        notices.extend(self.store.moved().map(|what| v1::Notice {
+            what: format!(
+                "{what} while the controller had it open; it was written back, and nothing of it is lost"
+            ),
+            fix: "find out what touches files of the state directory: nobody else may".to_owned(),
+        }));
         notices.extend(self.store.damage().map(|problem| v1::Notice {
             what: format!("damage was found in the controller's database ({problem}); jobs go on"),
             fix: "restart agentd, which rebuilds the database and loses no job that has not ended; check the disk"

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use agent_blocking::{Blocking, spawn_blocking};
-use agent_model::{Code, Epoch, Fault, JobId, ReplicaId};
+use agent_model::{Code, Epoch, Fault, JobId, ReplicaId, size};
 use agent_proto::v1;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream};
@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{Caller, Refusal, Services, invalid};
 use crate::archive::{self, Archive, ArchiveError, Channel, LogFile};
 use crate::queue::{JobView, Standing};
-use crate::store::RankPlace;
+use crate::store::{RankEnd, RankPlace};
 
 /// Bytes taken from an append stream before they are written.
 const BATCH: usize = 4 * 1024 * 1024;
@@ -364,6 +364,42 @@ impl LogReader {
         })
     }
 
+    /// The record of an attempt knows how long the log was when it was complete. What is missing of that is told after
+    /// what there is.
+    fn require_all(&self) -> Result<(), Status> {
+        let there = self.log_file.len();
+        let whole = {
+            let view = self.view.borrow();
+            let rank = view.job.rank(self.rank).filter(|_| view.job.epoch == self.epoch);
+            let outcome = rank.and_then(|rank| match &rank.end {
+                Some(RankEnd::Told(outcome)) => Some(outcome),
+                _ => None,
+            });
+            outcome.map_or(0, |outcome| match self.channel {
+                Channel::Tracking => outcome.tracking_bytes,
+                Channel::Log(stream) => {
+                    outcome.streams.iter().find(|end| end.stream == stream).map_or(0, |end| end.digest.size)
+                }
+            })
+        };
+        if there >= whole {
+            return Ok(());
+        }
+        let what = match self.channel {
+            Channel::Tracking => "metrics".to_owned(),
+            Channel::Log(stream) => format!("{stream} log"),
+        };
+        let gone = size::binary(whole - there);
+        let fault = Fault::new(
+            Code::ControllerStore,
+            format!("{gone} of {} of the {what} are gone from the archive", size::binary(whole)),
+        )
+        .why(format!("{} had them when the job ended; somebody removed or shortened its file", self.job))
+        .fix("bring the file back from a backup of `controller/archive`, if there is one");
+        let status = agent_proto::status(&fault);
+        Err(Status::with_details(tonic::Code::DataLoss, status.message(), status.details().to_vec().into()))
+    }
+
     /// The next bytes; `None` when there will be none.
     async fn next(&mut self) -> Result<Option<AttemptPiece>, Refusal> {
         loop {
@@ -445,10 +481,13 @@ impl LogReader {
 
     /// All pieces, to the end.
     fn pieces(self) -> impl Stream<Item = Result<AttemptPiece, Status>> + Send {
-        stream::try_unfold(
-            self,
-            |mut reader| async move { Ok(reader.next().await?.map(|piece| (piece, reader))) },
-        )
+        stream::try_unfold(self, |mut reader| async move {
+            let next = reader.next().await?;
+            if next.is_none() {
+                reader.require_all()?;
+            }
+            Ok(next.map(|piece| (piece, reader)))
+        })
     }
 }
 

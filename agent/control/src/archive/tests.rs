@@ -44,6 +44,22 @@ async fn test_a_log_file_is_shared_while_held_and_dropped_after() {
 }
 
 #[tokio::test]
+async fn test_file_that_is_removed_while_it_is_written_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = Archive::new(dir.path(), u64::MAX);
+    let log_file = log_file(&archive).await;
+    append(&log_file, 0, b"one").unwrap();
+    assert_eq!(log_file.sync().unwrap(), 3);
+    std::fs::remove_dir_all(dir.path().join("a")).unwrap();
+    assert_eq!(log_file.sync().unwrap(), 3, "what is safe has a name");
+    assert_eq!(std::fs::read(dir.path().join("a/1.0.job")).unwrap(), b"one");
+    std::fs::remove_file(dir.path().join("a/1.0.job")).unwrap();
+    append(&log_file, 3, b"two").unwrap();
+    assert_eq!(log_file.conclude(digest_of(b"onetwo")).unwrap(), digest_of(b"onetwo"));
+    assert_eq!(std::fs::read(dir.path().join("a/1.0.job")).unwrap(), b"onetwo");
+}
+
+#[tokio::test]
 async fn test_concluded_log_file_takes_nothing_more() {
     let dir = tempfile::tempdir().unwrap();
     let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;

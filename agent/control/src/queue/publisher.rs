@@ -70,8 +70,8 @@ impl Publisher {
                 reply.hold(self.view(&job).filter(|_| waits))
             }
             Request::Job(id, reply) => reply.hold(self.view(&id)),
-            Request::Jobs(reply) => reply.hold(book.jobs().map(|job| show(book, job)).collect()),
-            Request::Watch(id, reply) => reply.hold(self.watch(&id)),
+            Request::Jobs(reply) => reply.hold(self.views()),
+            Request::Look(_) => Box::new(|_| {}), // is answered when it is known what is on disk
             Request::ComeRound(reply) => reply.hold(()),
             Request::Nodes(reply) => reply.hold(book.nodes().cloned().collect()),
             Request::SetEligibility { node, event, who, reply } => {
@@ -181,17 +181,26 @@ impl Publisher {
         self.wishers.push((wish, sender));
         (before, receiver)
     }
-    fn view(&self, id: &JobId) -> Option<JobView> {
+
+    pub(super) fn view(&self, id: &JobId) -> Option<JobView> {
         let job = self.book.job(id).cloned().or_else(|| self.book.waiting_task(id))?;
         Some(show(&self.book, &job))
     }
 
-    fn watch(&mut self, id: &JobId) -> Option<watch::Receiver<JobView>> {
-        let view = self.view(id)?;
+    pub(super) fn views(&self) -> Vec<JobView> {
+        self.book.jobs().map(|job| show(&self.book, job)).collect()
+    }
+
+    pub(super) fn watch(&mut self, id: &JobId) -> Option<watch::Receiver<JobView>> {
+        self.view(id).map(|view| self.watch_from(view))
+    }
+
+    /// A job as it changes from `view` on.
+    pub(super) fn watch_from(&mut self, view: JobView) -> watch::Receiver<JobView> {
         if view.job.state.is_terminal() {
-            return Some(watch::channel(view).1);
+            return watch::channel(view).1;
         }
-        Some(self.watchers.entry(id.clone()).or_insert_with(|| watch::channel(view).0).subscribe())
+        self.watchers.entry(view.job.id.clone()).or_insert_with(|| watch::channel(view).0).subscribe()
     }
 
     fn link(&mut self, report: &Report, now: Moment) -> (u64, OrdersReceiver) {

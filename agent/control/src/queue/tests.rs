@@ -25,7 +25,7 @@ impl Store for Moody {
         self.commits.fetch_add(1, Ordering::SeqCst);
         if self.refuses.load(Ordering::SeqCst) {
             let source = sqlx::Error::Io(std::io::ErrorKind::StorageFull.into());
-            return Err(StoreError::Commit { jobs: changes.jobs.len(), events: 0, source });
+            return Err(StoreError::Commit { jobs: changes.jobs.len(), events: 0, full: true, source });
         }
         self.inner.commit(changes).await
     }
@@ -106,6 +106,47 @@ async fn test_failed_commit_is_told_hidden_and_tried_again() {
     changed.expect("the commit is tried again by itself").unwrap();
     assert_eq!(watch.borrow().job.state, JobState::Canceled);
     assert_eq!(store.job(&first).await.unwrap().unwrap().state, JobState::Canceled);
+}
+
+/// Users are shown what is on disk, and since when, whatever was decided after that.
+#[tokio::test]
+async fn test_what_cannot_be_written_is_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let (queue, store, _tasks) = start(dir.path()).await;
+    let names = async || {
+        let shown = queue.shown_jobs().await.unwrap();
+        shown.into_iter().map(|view| (view.job.id.to_string(), view.job.state)).collect::<Vec<_>>()
+    };
+    let (first, sweep): (JobId, JobId) = ("first".parse().unwrap(), "sweep--1".parse().unwrap());
+    queue.submit(submission("first")).await.unwrap().unwrap().unwrap();
+    let mut array = submission("sweep");
+    array.spec =
+        agent_model::JobDraft { array: "0-3".parse().ok(), ..array.spec.clone().into() }.validate().unwrap();
+    queue.submit(array).await.unwrap().unwrap().unwrap();
+    let before = names().await;
+    let waits = queue.shown_job(&first).await.unwrap().unwrap().detail;
+    assert_eq!((before.len(), queue.stall()), (2, None));
+
+    store.refuses.store(true, Ordering::SeqCst);
+    assert!(queue.submit(submission("second")).await.is_err());
+    assert!(queue.cancel(&first, "uid 1".into()).await.is_err());
+    assert_eq!(names().await, before);
+    assert!(queue.shown_nodes().await.unwrap().is_empty());
+    assert!(queue.shown_job(&"second".parse().unwrap()).await.unwrap().is_none());
+    assert!(queue.shown_job(&sweep).await.unwrap().is_some_and(|task| task.job.is_task));
+    let shown = queue.shown_job(&first).await.unwrap().unwrap();
+    assert_eq!((shown.job.state, shown.detail.as_str()), (JobState::Queued, ""), "{waits}");
+    let mut watch = queue.watch(&first).await.unwrap().unwrap();
+    assert_eq!(watch.borrow_and_update().job.state, JobState::Queued);
+    assert!(queue.jobs().await.is_err(), "what decides by the jobs there are hears of none");
+    assert!(queue.flush().await.is_err() && queue.flush_if_possible().await.is_ok());
+    assert_eq!(queue.stall(), Some(Stall { since: Timestamp(1000), why: AskError::DiskFull }));
+
+    store.refuses.store(false, Ordering::SeqCst);
+    let changed = tokio::time::timeout(Duration::from_secs(10), watch.changed()).await;
+    changed.expect("what was decided is written by itself").unwrap();
+    assert_eq!((watch.borrow().job.state, queue.stall()), (JobState::Canceled, None));
+    assert!(queue.shown_job(&"second".parse().unwrap()).await.unwrap().is_some());
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@
 //! the second copy ([`redo`]) has, and report what happened ([`Recovery`]). A long history does not delay a start: of a
 //! file larger than [`AT_ONCE`] only what jobs depend on is checked before, and the rest later ([`check_rest`]); what is
 //! found then is salvaged at the next start. Invariants: a file that is damaged is set aside and never replaced by an
-//! empty one; one that is newer than this program, or that is missing although there is an archive, is refused with an
-//! error.
+//! empty one; one that is missing although there was one is mended as a damaged one; one that is newer than this program
+//! is refused with an error.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -70,14 +70,6 @@ pub enum OpenStoreError {
         problem: String,
         /// Why.
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
-    },
-    /// There is an archive of logs but no database.
-    #[error("the controller's database {} is gone, but its archive {} is not", path.display(), archive.display())]
-    Gone {
-        /// The database.
-        path: PathBuf,
-        /// The archive.
-        archive: PathBuf,
     },
     /// A later version of the program wrote it.
     #[error("the controller's database {} has version {found}; this program knows {known}", path.display())]
@@ -143,9 +135,6 @@ pub(super) struct Opened {
 /// Opens the database at `path`, creates it when absent, checks and repairs it and brings its schema up to date. One of
 /// more than `at_once` bytes is not checked as a whole.
 pub(super) async fn open(path: &Path, archive: &Path, at_once: u64) -> Result<Opened, OpenStoreError> {
-    if !path.exists() && archive.exists() {
-        return Err(OpenStoreError::Gone { path: path.to_owned(), archive: archive.to_owned() });
-    }
     refuse_newer(path)?;
     let copy = redo::beside(path);
     let mut remembered = redo::read(&copy).unwrap_or_else(|error| {
@@ -153,12 +142,18 @@ pub(super) async fn open(path: &Path, archive: &Path, at_once: u64) -> Result<Op
         None
     });
     keep_log(path)?;
+    // Missing, emptied and damaged are one case: there was a database, and it is mended from what is left.
+    let is_known = archive.exists() || remembered.is_some();
+    let is_missing = is_known && !path.exists();
+    if is_missing {
+        File::create_new(path).map_err(|source| OpenStoreError::Beside { path: path.to_owned(), source })?;
+    }
     let is_empty = path.metadata().is_ok_and(|file| file.len() == 0);
     let suspect = with_suffix(path, SUSPECT);
     let is_large = path.metadata().is_ok_and(|file| file.len() > at_once);
     let unchecked = is_large && !suspect.exists();
-    let looked = if is_empty && (archive.exists() || remembered.is_some()) {
-        Looked::Damaged("it is empty".to_owned())
+    let looked = if is_empty && is_known {
+        Looked::Damaged(if is_missing { "it is missing" } else { "it is empty" }.to_owned())
     } else {
         look(path, if unchecked { CheckScope::Needed(remembered.as_ref()) } else { CheckScope::All }).await?
     };

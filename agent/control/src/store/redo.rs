@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use agent_model::{JobId, failpoint};
@@ -220,10 +221,11 @@ impl Redo {
         }
     }
 
-    /// It is time to rewrite it.
-    pub(super) fn is_large(&self) -> bool {
+    /// It is time to rewrite it: it is large, or somebody removed it.
+    pub(super) fn is_to_be_renewed(&self) -> bool {
         let state = self.state.lock();
-        state.size > LARGE.max(4 * state.begun_with)
+        let is_gone = |file: &File| file.metadata().is_ok_and(|file| file.nlink() == 0);
+        state.size > LARGE.max(4 * state.begun_with) || state.file.as_ref().is_some_and(is_gone)
     }
 }
 

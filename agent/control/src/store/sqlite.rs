@@ -14,6 +14,7 @@ use agent_model::job::MAX_TASKS;
 use agent_model::words::duration;
 use agent_model::{JobId, failpoint};
 use async_trait::async_trait;
+use parking_lot::RwLock;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
     SqliteSynchronous,
@@ -21,6 +22,7 @@ use sqlx::sqlite::{
 use sqlx::{AssertSqlSafe, Connection};
 
 use super::ballast::Ballast;
+use super::names::{self, Names};
 use super::opening::{self, OpenStoreError, Opened};
 use super::redo::{self, Line, Redo};
 use super::rows::{self, RowError, integer, natural};
@@ -39,10 +41,8 @@ const BUSY: Duration = Duration::from_secs(5);
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Sqlite {
-    /// One connection, so that no read ever makes a commit wait.
-    writer: SqlitePool,
-    /// Another connection.
-    reader: SqlitePool,
+    path: PathBuf,
+    open: RwLock<Open>,
     redo: Redo,
     ballast: Ballast,
     /// The numbers of the last commit and the last event.
@@ -54,10 +54,29 @@ pub(super) struct Sqlite {
     /// Whether this start had to repair the database, or found an older one.
     mended: bool,
     recovery: Option<Recovery>,
-    /// The file, if its history is still to be checked.
-    unchecked: Option<PathBuf>,
+    /// Its history is still to be checked.
+    unchecked: bool,
     /// What was wrong with it.
     damage: OnceLock<String>,
+    /// What happened to the name of a file while it was open, the first time.
+    moved: OnceLock<String>,
+}
+
+/// The open file.
+#[derive(Debug)]
+struct Open {
+    /// One connection, so that no read ever makes a commit wait.
+    writer: SqlitePool,
+    /// Another connection.
+    reader: SqlitePool,
+    names: Names,
+}
+
+impl Open {
+    async fn of(writer: SqlitePool, path: &Path) -> Result<Open, sqlx::Error> {
+        let reader = connect(options(path).read_only(true)).await?;
+        Ok(Open { writer, reader, names: Names::of(path) })
+    }
 }
 
 impl Sqlite {
@@ -68,18 +87,19 @@ impl Sqlite {
             opening::open(path, archive, at_once).await?;
         let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
         let sqlite = Sqlite {
-            reader: connect(options(path).read_only(true)).await.map_err(cannot)?,
+            path: path.to_owned(),
             redo: Redo::new(&redo::beside(path)),
             ballast: Ballast::new(&with_suffix(path, ".ballast")),
             rev: AtomicU64::new(number(&writer, LAST_REV).await.map_err(cannot)?),
             event: AtomicU64::new(number(&writer, LAST_EVENT).await.map_err(cannot)?),
-            writer,
+            open: RwLock::new(Open::of(writer, path).await.map_err(cannot)?),
             incarnation,
             owner: random_name().map_err(cannot)?,
             mended,
             recovery,
-            unchecked: unchecked.then(|| path.to_owned()),
+            unchecked,
             damage: OnceLock::new(),
+            moved: OnceLock::new(),
         };
         sqlite.renew_copy().await;
         let _ = std::fs::remove_file(with_suffix(path, WAL_COPY)); // not needed any more; the next start replaces it
@@ -87,8 +107,55 @@ impl Sqlite {
     }
 
     #[cfg(test)]
-    pub(super) fn pool(&self) -> &SqlitePool {
-        &self.writer
+    pub(super) fn mended(&self) -> bool {
+        self.mended
+    }
+
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> SqlitePool {
+        self.writer()
+    }
+
+    fn writer(&self) -> SqlitePool {
+        self.open.read().writer.clone()
+    }
+
+    fn reader(&self) -> SqlitePool {
+        self.open.read().reader.clone()
+    }
+
+    /// Writes the database back from the open connection if a name of its files is gone: nothing that is only in
+    /// unlinked files may be acknowledged.
+    async fn stay(&self) -> Result<(), StoreError> {
+        let Some(lost) = self.open.read().names.lost().map(Path::to_owned) else { return Ok(()) };
+        tracing::error!(path = %lost.display(), "writing the database back: somebody removed or replaced this file of it");
+        let new = with_suffix(&self.path, ".new");
+        let written = self.write_back(&new).await;
+        if written.is_err() {
+            let _ = std::fs::remove_file(&new); // the error says more
+        }
+        written.map_err(|source| StoreError::Moved { path: lost.clone(), source })?;
+        self.moved.get_or_init(|| format!("{} was removed or replaced", lost.display()));
+        Ok(())
+    }
+
+    async fn write_back(&self, new: &Path) -> Result<(), sqlx::Error> {
+        failpoint::hit("control.store.back")?;
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(with_suffix(new, suffix)); // of a try that was cut short
+        }
+        let old = (self.writer(), self.reader());
+        let into = new.display().to_string();
+        sqlx::query("VACUUM INTO ?").bind(into).execute(&old.0).await?;
+        let (from, to) = (new.to_owned(), self.path.clone());
+        let named = agent_blocking::spawn_blocking(move || names::take_place(&from, &to)).await;
+        named.map_err(io::Error::other).flatten()?;
+        let writer = connect(options(&self.path)).await?;
+        *self.open.write() = Open::of(writer, &self.path).await?;
+        // These hold the old files. They are closed last, because SQLite looks at the names then.
+        old.0.close().await;
+        old.1.close().await;
+        Ok(())
     }
 
     /// Rewrites the second copy.
@@ -133,7 +200,7 @@ impl Sqlite {
         what: &'static str,
         read: impl Fn(&SqliteRow) -> Result<T, RowError>,
     ) -> Result<Vec<T>, StoreError> {
-        let found = sqlx::query(AssertSqlSafe(query)).fetch_all(&self.reader).await;
+        let found = sqlx::query(AssertSqlSafe(query)).fetch_all(&self.reader()).await;
         let found = found.map_err(|source| StoreError::Read { what, source })?;
         found.iter().map(|row| read(row).map_err(|error| error.reading(what))).collect()
     }
@@ -142,7 +209,7 @@ impl Sqlite {
     /// failed is closed: the system may have dropped what it did not force to the disk, and nothing may depend on
     /// that.
     async fn write(&self, line: &Line) -> Result<bool, sqlx::Error> {
-        let mut connection = self.writer.acquire().await?;
+        let mut connection = self.writer().acquire().await?;
         let written = async {
             let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
             if rows::get(&mut transaction, OWNER).await?.as_deref() != Some(&self.owner) {
@@ -189,14 +256,14 @@ impl Sqlite {
         let query = format!("SELECT {} FROM jobs WHERE {condition} LIMIT ?2", rows::JOB);
         let query = sqlx::query(AssertSqlSafe(query)).bind(than).bind(limit);
         let query = if array.is_empty() { query } else { query.bind(array) };
-        let found = query.fetch_all(&self.reader).await;
+        let found = query.fetch_all(&self.reader()).await;
         let found = found.map_err(|source| StoreError::Read { what: "the jobs", source })?;
         let read = |row: &SqliteRow| rows::job(row).map(|(_, job)| job).map_err(|e| e.reading("the jobs"));
         found.iter().map(read).collect()
     }
 
     async fn one_job(&self, query: String, key: &str) -> Result<Option<JobRecord>, StoreError> {
-        let row = sqlx::query(AssertSqlSafe(query)).bind(key).fetch_optional(&self.reader).await;
+        let row = sqlx::query(AssertSqlSafe(query)).bind(key).fetch_optional(&self.reader()).await;
         let row = row.map_err(|source| StoreError::Read { what: "a job", source })?;
         let read = |row| rows::job(&row).map(|(_, job)| job).map_err(|error| error.reading("a job"));
         row.map(read).transpose()
@@ -262,11 +329,12 @@ pub(super) fn is_damage(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether the disk had no room for a commit.
-pub(super) fn is_full(error: &sqlx::Error) -> bool {
+/// Whether the disk had no room for a commit to the database at `path`.
+fn is_full(error: &sqlx::Error, path: &Path) -> bool {
     match error {
         sqlx::Error::Database(error) => {
-            error.code().and_then(|code| code.parse().ok()).is_some_and(agent_fs::is_full_for_sqlite)
+            let code = error.code().and_then(|code| code.parse().ok());
+            code.is_some_and(|code| agent_fs::is_full_for_sqlite(code, path))
         }
         sqlx::Error::Io(error) => agent_fs::is_full(error),
         _ => false,
@@ -308,7 +376,7 @@ impl Store for Sqlite {
             let ended = ended.into_iter().filter(|trial| trial.state.is_terminal());
             trials.extend(ended.map(|trial| (sweep.id.clone(), trial)));
         }
-        let last_seq = number(&self.reader, "SELECT MAX(seq) FROM jobs").await;
+        let last_seq = number(&self.reader(), "SELECT MAX(seq) FROM jobs").await;
         Ok(Loaded {
             jobs,
             trials,
@@ -325,21 +393,26 @@ impl Store for Sqlite {
     }
 
     async fn commit(&self, changes: &Changes) -> Result<(), StoreError> {
+        self.stay().await?;
         let rev = self.rev.load(Ordering::Relaxed) + 1;
         let line = Line::of(changes, rev, self.event.load(Ordering::Relaxed) + 1);
         self.redo.add(&line);
         let mut written = self.write(&line).await;
-        if written.as_ref().is_err_and(is_full) && self.ballast.give() {
+        let is_full =
+            |written: &Result<_, _>| written.as_ref().is_err_and(|error| is_full(error, &self.path));
+        let mut full = is_full(&written);
+        if full && self.ballast.give() {
             written = self.write(&line).await;
+            full = is_full(&written);
         }
         let (jobs, events) = (changes.jobs.len(), changes.events.len());
-        if !written.map_err(|source| StoreError::Commit { jobs, events, source })? {
+        if !written.map_err(|source| StoreError::Commit { jobs, events, full, source })? {
             return Err(StoreError::Taken);
         }
         self.rev.store(rev, Ordering::Relaxed);
         self.event.fetch_add(changes.events.len() as u64, Ordering::Relaxed);
         self.ballast.take();
-        if self.redo.is_large() {
+        if self.redo.is_to_be_renewed() {
             self.renew_copy().await;
         }
         Ok(())
@@ -379,7 +452,7 @@ impl Store for Sqlite {
     async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError> {
         let query = format!("SELECT {} FROM events WHERE job = ? ORDER BY number", rows::EVENT);
         let what = "the history of a job";
-        let found = sqlx::query(AssertSqlSafe(query)).bind(id.as_str()).fetch_all(&self.reader).await;
+        let found = sqlx::query(AssertSqlSafe(query)).bind(id.as_str()).fetch_all(&self.reader()).await;
         let found = found.map_err(|source| StoreError::Read { what, source })?;
         let read = |row: &SqliteRow| match rows::event(row) {
             Ok((_, event)) => Some(Ok(event)),
@@ -406,7 +479,10 @@ impl Store for Sqlite {
     }
 
     async fn check_rest(&self) {
-        let Some(path) = &self.unchecked else { return };
+        if !self.unchecked {
+            return;
+        }
+        let path = &self.path;
         let begun = std::time::Instant::now();
         match opening::check_rest(path).await {
             Ok(None) => tracing::info!(took = duration(begun.elapsed()), "checked history of jobs"),
@@ -425,8 +501,16 @@ impl Store for Sqlite {
         self.damage.get().map(String::as_str)
     }
 
+    fn is_moved(&self) -> bool {
+        self.open.read().names.lost().is_some()
+    }
+
+    fn moved(&self) -> Option<&str> {
+        self.moved.get().map(String::as_str)
+    }
+
     async fn close(&self) {
-        self.reader.close().await;
-        self.writer.close().await;
+        self.reader().close().await;
+        self.writer().close().await;
     }
 }

@@ -1,15 +1,20 @@
 //! The reading half: bytes by offset, and the removal of segments that are not needed any more.
 //!
 //! Works beside a writer and after it. A stream of an earlier release, one plain file, is read the same way.
-//! Bytes lost in a crash of the machine end the stream: the bytes after a hole are not served.
+//!
+//! A file of it may be gone or short: somebody removed it, or the machine crashed. Its bytes are then served as blanks
+//! that end in a line which says so, and counted ([`Reader::missing`]). So every byte that is there keeps its offset, and
+//! none behind a hole is lost.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use agent_fs::open_plain;
 use agent_model::Stream;
+use agent_model::tracking::{TrackingLine, TrackingRecord};
 
 use super::{path_of, starts};
 use crate::JobDir;
@@ -22,7 +27,14 @@ pub struct Reader {
     starts: Vec<u64>,
     /// The segment that was read last.
     open: Option<(u64, File)>,
+    /// Holes that were served: where each begins, by its end.
+    holes: BTreeMap<u64, u64>,
+    /// The line at the end of each.
+    notice: String,
 }
+
+/// In the place of output that is gone.
+const GONE: &str = "[agentd: output is missing here: its file on the node is gone or harmed]\n";
 
 #[derive(Debug)]
 enum StreamPlace {
@@ -40,13 +52,15 @@ impl Reader {
 
     /// The tracking records of the job in `dir`. A shim of an earlier release left them in one file.
     pub fn of_tracking(dir: &JobDir) -> io::Result<Reader> {
-        Reader::open(&dir.tracking_stream(), &dir.tracking())
+        let reader = Reader::open(&dir.tracking_stream(), &dir.tracking())?;
+        let note = "records are missing here: their file on the node is gone or harmed".to_owned();
+        Ok(Reader { notice: TrackingLine::from(TrackingRecord::Note { note }).to_line(), ..reader })
     }
 
     /// The stream in the directory `dir`, or, where there is no such directory, in the file `plain`.
     pub fn open(dir: &Path, plain: &Path) -> io::Result<Reader> {
         match starts(dir) {
-            Ok(starts) => Ok(Reader { place: StreamPlace::Segments(dir.to_owned()), starts, open: None }),
+            Ok(starts) => Ok(Reader::new(StreamPlace::Segments(dir.to_owned()), starts, None)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Reader::plain(plain),
             Err(error) => Err(error),
         }
@@ -55,7 +69,11 @@ impl Reader {
     /// The stream in one file.
     pub fn plain(path: &Path) -> io::Result<Reader> {
         let file = open_plain(path)?;
-        Ok(Reader { place: StreamPlace::Plain(path.to_owned()), starts: vec![0], open: Some((0, file)) })
+        Ok(Reader::new(StreamPlace::Plain(path.to_owned()), vec![0], Some((0, file))))
+    }
+
+    fn new(place: StreamPlace, starts: Vec<u64>, open: Option<(u64, File)>) -> Reader {
+        Reader { place, starts, open, holes: BTreeMap::new(), notice: GONE.to_owned() }
     }
 
     /// Below this offset everything has been trimmed.
@@ -63,19 +81,18 @@ impl Reader {
         self.starts.first().copied().unwrap_or(0)
     }
 
-    /// Up to this offset there are bytes, without a hole.
+    /// Where the stream ends.
     pub fn len(&mut self) -> io::Result<u64> {
         self.look()?;
-        let mut end = self.start();
-        for (index, start) in self.starts.iter().enumerate() {
-            end = start + open_plain(&self.path(*start))?.metadata()?.len();
-            match self.starts.get(index + 1) {
-                Some(next) if end < *next => break,
-                Some(next) => end = *next,
-                None => {}
-            }
+        match self.starts.last() {
+            Some(last) => Ok(last + open_plain(&self.path(*last))?.metadata()?.len()),
+            None => Ok(0),
         }
-        Ok(end)
+    }
+
+    /// How many bytes were served as blanks, because they are gone.
+    pub fn missing(&self) -> u64 {
+        self.holes.iter().map(|(end, start)| end - start).sum()
     }
 
     /// Nothing was ever written.
@@ -89,23 +106,44 @@ impl Reader {
         let mut looked = false;
         while done < buffer.len() {
             let at = offset + done as u64;
-            let count = match self.segment_of(at) {
+            let mut count = match self.segment_of(at) {
                 Some(index) => self.read_in(index, at, &mut buffer[done..])?,
                 None => 0,
             };
-            done += count;
-            if count == 0 {
-                if looked {
-                    break;
-                }
+            if count == 0 && !looked {
                 self.look()?;
-                if at < self.start() {
-                    return Err(io::Error::new(io::ErrorKind::NotFound, "these bytes have been trimmed"));
-                }
                 looked = true;
+                continue;
             }
+            if count == 0 {
+                count = self.fill(at, &mut buffer[done..]);
+            }
+            if count == 0 {
+                break;
+            }
+            done += count;
+            looked = false;
         }
         Ok(done)
+    }
+
+    /// Serves blanks for what is gone at `at`, if more of the stream follows.
+    fn fill(&mut self, at: u64, buffer: &mut [u8]) -> usize {
+        let Some(end) = self.starts.iter().copied().find(|start| *start > at) else { return 0 };
+        let known = self.holes.entry(end).or_insert(at);
+        *known = at.min(*known);
+        let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+        let notice = format!("\n{}", self.notice).into_bytes();
+        for (place, byte) in (at..).zip(&mut buffer[..count]) {
+            let left = usize::try_from(end - place).unwrap_or(usize::MAX);
+            // The same whatever part of the hole is read: it is counted from the end.
+            *byte = match notice.len().checked_sub(left) {
+                Some(index) if *known + notice.len() as u64 <= end => notice[index],
+                _ if left == 1 => b'\n',
+                _ => b' ',
+            };
+        }
+        count
     }
 
     /// As [`read_at`](Self::read_at), if the whole part is in memory; never waits for a disk.
@@ -149,6 +187,8 @@ impl Reader {
     fn look(&mut self) -> io::Result<()> {
         if let StreamPlace::Segments(dir) = &self.place {
             self.starts = starts(dir)?;
+            let is_gone = |(_, file): &(u64, File)| file.metadata().is_ok_and(|file| file.nlink() == 0);
+            self.open.take_if(|open| is_gone(open)); // it may have been written again
         }
         Ok(())
     }

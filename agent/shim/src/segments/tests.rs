@@ -83,7 +83,11 @@ fn test_trimming_keeps_what_is_above_and_the_last_segment() {
     let mut reader = reader(dir.path());
     assert_eq!(reader.trim_below(4095).unwrap(), 0);
     assert_eq!(reader.trim_below(4096).unwrap(), 1);
-    assert_eq!(reader.read_at(0, &mut [0]).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert_eq!(
+        (reader.read_at(0, &mut [0]).unwrap(), reader.missing()),
+        (1, 12_288),
+        "it is not there any more"
+    );
     assert_eq!(reader.trim_below(u64::MAX).unwrap(), 1, "the last one stays");
     assert_eq!((reader.start(), reader.len().unwrap()), (8192, 12_288));
     writer.append(b"more", Instant::now());
@@ -163,14 +167,69 @@ fn test_file_that_fails_is_given_up_and_the_gap_told_in_another() {
     assert!(writer.error().is_some());
 }
 
+/// Removed or short, first, in the middle or in several: each byte that is there keeps its offset.
 #[test]
-fn test_bytes_behind_a_hole_are_not_served() {
+fn test_what_is_gone_is_served_as_blanks_and_counted() {
+    let whole: Vec<u8> = (0..20_000u32).map(|place| b'a' + (place % 23) as u8).collect();
+    for (harmed, cut) in
+        [(vec![0u64], 0u64), (vec![4096], 0), (vec![4096, 8192], 0), (vec![8192], 100), (vec![4096], 4000)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        drop(
+            Writer::open(dir.path(), policy(1 << 20, 4096)).map(|mut log| log.append(&whole, Instant::now())),
+        );
+        for start in &harmed {
+            match cut {
+                0 => fs::remove_file(path_of(dir.path(), *start)).unwrap(),
+                cut => fs::File::options()
+                    .write(true)
+                    .open(path_of(dir.path(), *start))
+                    .unwrap()
+                    .set_len(cut)
+                    .unwrap(),
+            }
+        }
+        let gone = |at: u64| harmed.iter().any(|start| (start + cut..start + 4096).contains(&at));
+        for part in [20_000, 1000, 77] {
+            let mut reader = reader(dir.path());
+            assert_eq!(reader.len().unwrap(), 20_000);
+            let mut bytes = vec![0; 20_000];
+            let mut at = 0;
+            while at < bytes.len() {
+                let to = (at + part).min(bytes.len());
+                at += reader.read_at(at as u64, &mut bytes[at..to]).unwrap();
+            }
+            assert_eq!(reader.read_at(20_000, &mut [0]).unwrap(), 0);
+            let missing = (0..20_000u64).filter(|at| gone(*at)).count();
+            assert_eq!(reader.missing(), missing as u64, "{harmed:?} {cut} {part}");
+            let differ = (0..20_000).filter(|at| !gone(*at as u64) && bytes[*at] != whole[*at]).count();
+            assert_eq!(differ, 0, "{harmed:?} {cut} {part}");
+            let text = String::from_utf8(bytes).unwrap();
+            assert_eq!(text.matches("output is missing here").count(), usize::from(missing > 200), "{text}");
+        }
+    }
+}
+
+#[test]
+fn test_a_segment_that_is_removed_while_it_is_written_is_written_again() {
     let dir = tempfile::tempdir().unwrap();
-    Writer::open(dir.path(), policy(1 << 20, 4096)).unwrap().append(&[b'x'; 10_000], Instant::now());
-    fs::File::options().write(true).open(path_of(dir.path(), 4096)).unwrap().set_len(100).unwrap();
-    let mut reader = reader(dir.path());
-    assert_eq!(reader.len().unwrap(), 4196);
-    assert_eq!(reader.read_at(4000, &mut [0; 5000]).unwrap(), 196);
+    let log = dir.path().join("log");
+    let mut writer = Writer::open(&log, policy(1 << 20, 4096)).unwrap();
+    writer.append(&[b'x'; 5000], Instant::now());
+    let mut reader = reader(&log);
+    assert_eq!(reader.read_at(4900, &mut [0; 100]).unwrap(), 100);
+    fs::remove_file(path_of(&log, 4096)).unwrap();
+    writer.append(&[b'y'; 10], Instant::now());
+    let mut bytes = vec![0; 6000];
+    assert_eq!(reader.read_at(0, &mut bytes).unwrap(), 5010);
+    assert!(bytes.starts_with(&[b'x'; 5000]) && bytes[5000..5010] == [b'y'; 10]);
+    fs::remove_dir_all(&log).unwrap();
+    writer.keep_name().unwrap();
+    writer.finish();
+    writer.sync();
+    assert_eq!((reader.len().unwrap(), writer.error()), (5010, None));
+    assert_eq!(reader.read_at(0, &mut bytes).unwrap(), 5010);
+    assert_eq!(reader.missing(), 4096, "the one before it is not open any more");
 }
 
 proptest! {

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -118,7 +118,7 @@ impl Writer {
             self.at_line_start = bytes.last().is_none_or(|last| *last == b'\n');
         }
         let last = self.starts.back().copied().unwrap_or(0);
-        self.file = Some(OpenOptions::new().write(true).open(path_of(&self.dir, last))?);
+        self.file = Some(OpenOptions::new().read(true).write(true).open(path_of(&self.dir, last))?);
         Ok(())
     }
 
@@ -224,6 +224,9 @@ impl Writer {
         if self.is_empty() {
             return;
         }
+        if let Err(error) = self.keep_name() {
+            self.error.get_or_insert_with(|| error.to_string());
+        }
         self.forget_trimmed();
         let force = |start: &u64| -> io::Result<()> {
             failpoint::hit("shim.log.sync")?;
@@ -247,6 +250,7 @@ impl Writer {
         if room == 0 {
             return Err(Refused::Quota);
         }
+        self.keep_name().map_err(Refused::Error)?;
         let start = self.starts.back().copied().unwrap_or(0);
         if self.file.is_none() || self.end - start >= self.segment {
             self.next_segment().map_err(Refused::Error)?;
@@ -260,6 +264,28 @@ impl Writer {
         })?;
         self.took(&part[..written]);
         Ok(written)
+    }
+
+    /// Writes the file that grows again if somebody removed it: nobody else can open what is only here.
+    pub fn keep_name(&mut self) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        if file.metadata()?.nlink() > 0 {
+            return Ok(());
+        }
+        let start = self.starts.back().copied().unwrap_or(0);
+        fs::create_dir_all(&self.dir)?;
+        let again = new_file().open(path_of(&self.dir, start))?;
+        let mut block = vec![0; 256 << 10];
+        let mut at = 0;
+        while at < self.end - start {
+            match file.read_at(&mut block, at)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => again.write_all_at(&block[..count], at)?,
+            }
+            at = again.metadata()?.len();
+        }
+        self.file = Some(again);
+        Ok(())
     }
 
     /// One write, which may be short.
@@ -298,17 +324,10 @@ impl Writer {
     fn next_segment(&mut self) -> io::Result<()> {
         failpoint::hit("shim.log.open")?;
         let path = path_of(&self.dir, self.end);
-        let options = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .custom_flags(OFlag::O_NOFOLLOW.bits())
-            .clone();
         if self.starts.back() == Some(&self.end) {
             fs::remove_file(&path).or_else(unless_missing)?; // empty, and refuses to be written
         }
-        self.file = Some(options.open(path)?);
+        self.file = Some(new_file().open(path)?);
         if self.starts.back() != Some(&self.end) {
             self.starts.push_back(self.end);
         }
@@ -431,6 +450,14 @@ impl Writer {
             Refused::Error(error) => error.to_string(),
         }
     }
+}
+
+/// How the file of a segment is made.
+fn new_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true).mode(0o600);
+    options.custom_flags(OFlag::O_NOFOLLOW.bits());
+    options
 }
 
 fn free_bytes(disk: &nix::sys::statvfs::Statvfs) -> u64 {

@@ -87,6 +87,12 @@ impl Shipped {
                 let [stored, length] = [*stored, length].map(size::binary);
                 format!("the controller has {stored} of the {length} of the {what}: {why}")
             }
+            ShipEnd::Holed { gone } => {
+                let [gone, length] = [*gone, length].map(size::binary);
+                format!(
+                    "{gone} of the {length} of the {what} are gone: somebody removed or harmed their file on the node"
+                )
+            }
             ShipEnd::Whole if hopeless && length > 0 => {
                 format!(
                     "what the controller has of the {what} is not what was written, however often it is sent"

@@ -65,6 +65,8 @@ impl FilePosition {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Stored {
     pub(super) bytes: u64,
+    /// How many of them are blanks, because the node has them no more.
+    pub(super) gone: u64,
     /// Nothing more of it is sent, for this reason.
     pub(super) given_up: Option<String>,
 }
@@ -121,17 +123,15 @@ impl Feed {
         work(reader)
     }
 
-    fn read(&self, offset: u64, length: u64) -> io::Result<Read> {
+    /// What is gone of the file, because somebody harmed it or the controller had it once, is blanks, and counted.
+    fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
         let mut data = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
         self.with_reader(|reader| {
-            if reader.start() <= offset {
-                let count = reader.read_at(offset, &mut data);
-                if reader.start() <= offset {
-                    data.truncate(count?);
-                    return Ok(Read::Data(data));
-                }
-            }
-            Ok(Read::Trimmed(reader.start()))
+            let count = reader.read_at(offset, &mut data)?;
+            data.truncate(count);
+            let gone = reader.missing();
+            self.stored.send_if_modified(|stored| std::mem::replace(&mut stored.gone, gone) != gone);
+            Ok(data)
         })
     }
 
@@ -148,12 +148,6 @@ impl Feed {
         failpoint::hit("node.log.trim")?;
         self.with_reader(|reader| reader.trim_below(stored)).map(drop)
     }
-}
-
-enum Read {
-    Data(Vec<u8>),
-    /// The file begins only at this offset.
-    Trimmed(u64),
 }
 
 /// The progress of the hub with a file.
@@ -353,11 +347,8 @@ impl Flow {
             },
         };
         let why = match read {
-            Ok(Read::Data(data)) if !data.is_empty() => return Some(data),
-            Ok(Read::Data(_)) => format!("the node has no more than {}", size::binary(offset)),
-            Ok(Read::Trimmed(start)) => {
-                format!("{} are gone that the controller had acknowledged", size::binary(start - offset))
-            }
+            Ok(data) if !data.is_empty() => return Some(data),
+            Ok(_) => format!("the node has no more than {}", size::binary(offset)),
             Err(error) => {
                 let why = format!("the node cannot read it: {error}");
                 if is_lack(&error) {

@@ -269,6 +269,26 @@ async fn test_what_is_stored_is_trimmed_and_room_is_made_for_more() {
     assert!(start >= (1 << 20) - (128 << 10), "{start}");
 }
 
+/// Removed while nobody has shipped them: what is there keeps its place, and what is not is said.
+#[tokio::test]
+async fn test_a_removed_segment_costs_itself_alone_and_is_told() {
+    let bench = Bench::new(&[]);
+    let (replica, dir) = bench.job("t.1.0");
+    let policy = LogPolicy { quota: 1 << 20, segment: 4096, block: false };
+    let log = numbered(20_000);
+    Writer::open(dir.segments(), policy).unwrap().append(&log, std::time::Instant::now());
+    for start in [0, 8192] {
+        std::fs::remove_file(dir.segments().join(format!("{start:020}.seg"))).unwrap();
+    }
+    let shipper = bench.telemetry.ship_job(&replica, &dir);
+    assert_eq!(shipper.stored(20_000).await, ShipEnd::Holed { gone: 8192 });
+    let stored = bench.stored("t.1.0");
+    assert_eq!(stored.len(), 20_000);
+    assert!(stored[4096..8192] == log[4096..8192] && stored[12_288..] == log[12_288..]);
+    let text = String::from_utf8(stored).unwrap();
+    assert_eq!(text.matches("output is missing here").count(), 2);
+}
+
 #[tokio::test]
 async fn test_files_take_turns() {
     let bench = Bench::new(&[]);

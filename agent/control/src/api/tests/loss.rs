@@ -208,3 +208,55 @@ async fn test_nodes_are_drained_opened_and_written_off() {
     assert_eq!(rig.ended("b").await.state, "Canceled");
     rig.stop().await;
 }
+
+/// The record of a job knows how long its log was, so what is gone of the archive is told and not shown as nothing.
+#[tokio::test]
+async fn test_what_is_gone_of_the_archive_is_told_after_what_there_is() {
+    for (left, follows) in [(None, false), (None, true), (Some(4), false), (Some(4), true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = Rig::start(dir.path()).await;
+        rig.submit("a").await;
+        let mut node = Node::join(&rig, 1).await;
+        node.ordered("a.1.0").await;
+        node.append("a.1.0", "job", 0, b"one\ntwo\n").await;
+        node.append("a.1.0", "tracking", 0, b"{1}\n{2}\n").await;
+        node.deliver("a.1.0", v1::Outcome { tracking_bytes: 8, ..outcome(0, b"one\ntwo\n") }).await.unwrap();
+        rig.ended("a").await;
+        let read = v1::ReadLogRequest { follow: follows, ..follow("a") };
+        assert_eq!(rig.read_log(read.clone()).await.unwrap().1, b"one\ntwo\n");
+        rig.stop().await;
+
+        for channel in ["job", "tracking"] {
+            let file = dir.path().join(format!("controller/archive/a/1.0.{channel}"));
+            match left {
+                Some(left) => std::fs::File::options().write(true).open(file).unwrap().set_len(left).unwrap(),
+                None => std::fs::remove_file(file).unwrap(),
+            }
+        }
+        let mut rig = Rig::start(dir.path()).await;
+        let mut stream = rig.telemetry.read_log(read).await.unwrap().into_inner();
+        let (mut shown, mut end) = (Vec::new(), None);
+        while end.is_none() {
+            match within("the rest of the log", stream.message()).await {
+                Ok(Some(chunk)) => shown.extend(chunk.data),
+                Ok(None) => panic!("nothing was told"),
+                Err(status) => end = Some(status),
+            }
+        }
+        let (end, gone) = (end.unwrap(), if left.is_some() { "4 bytes" } else { "8 bytes" });
+        assert_eq!(shown, if left.is_some() { &b"one\n"[..] } else { b"" });
+        assert_eq!((end.code(), code(&end)), (tonic::Code::DataLoss, Code::ControllerStore), "{end}");
+        assert!(end.message().contains(&format!("{gone} of 8 bytes of the job log are gone")), "{end}");
+        let request = v1::ReadTrackingRequest { job: "a".into(), ..Default::default() };
+        let mut stream = rig.telemetry.read_tracking(request).await.unwrap().into_inner();
+        let told = loop {
+            match within("the rest of the metrics", stream.message()).await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("nothing was told"),
+                Err(status) => break status,
+            }
+        };
+        assert!(told.message().contains("of the metrics are gone"), "{told}");
+        rig.stop().await;
+    }
+}

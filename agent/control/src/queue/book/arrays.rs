@@ -34,7 +34,7 @@ impl JobRecord {
     }
 
     /// The record of the task of an index that waits; of a trial with its values.
-    fn waiting_task(&self, index: u32, values: Option<Values>) -> Option<JobRecord> {
+    pub(crate) fn waiting_task(&self, index: u32, values: Option<Values>) -> Option<JobRecord> {
         let tasks = self.tasks.as_ref().filter(|tasks| tasks.waiting.contains(index))?;
         let spec = match &values {
             Some(values) => self.spec.trial(&self.id, index, values),
