@@ -11,7 +11,7 @@ mod service;
 use std::time::Duration;
 
 use agent_model::job::{self, JobDraft};
-use agent_model::node::{CachedEnvironment, Finding, Gpu, Grade, Interpreter, Inventory, Load};
+use agent_model::node::{CachedEnvironment, Capability, Finding, Gpu, Grade, Interpreter, Inventory, Load};
 use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, Usage};
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
 
@@ -522,6 +522,7 @@ impl From<Finding> for v1::Finding {
             found: finding.found,
             means: finding.means,
             fix: finding.fix.unwrap_or_default(),
+            lacks: finding.lacks.map(Capability::name).unwrap_or_default().to_owned(),
         }
     }
 }
@@ -540,6 +541,8 @@ impl TryFrom<v1::Finding> for Finding {
             found: wire.found,
             means: wire.means,
             fix: optional(wire.fix),
+            // What a later release calls lacking, this one does not ask for.
+            lacks: Capability::ALL.into_iter().find(|what| what.name() == wire.lacks),
         })
     }
 }

@@ -279,10 +279,19 @@ impl HostVariables {
             JOB_VARIABLES.contains(&name) || NETWORK_VARIABLES.contains(&name.to_ascii_uppercase().as_str())
         };
         let for_builder = |name: &str| for_job(name) || name.starts_with("PIP_");
+        let mut job = variables.select(for_job);
+        // A service, or a container, may be started without them, and `getpass` and others end without them.
+        let own = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+        let known = ["USER", "LOGNAME"].iter().find_map(|name| job.get(*name).cloned());
+        if let Some(user) = known.or_else(|| own.map(|user| user.name)) {
+            for name in ["USER", "LOGNAME"] {
+                job.entry(name.to_owned()).or_insert_with(|| user.clone());
+            }
+        }
         HostVariables {
             path: variables.get("PATH").unwrap_or_else(|| FALLBACK_PATH.to_owned()),
             open_files: None,
-            job: variables.select(for_job),
+            job,
             builder: variables.select(for_builder),
         }
     }

@@ -11,8 +11,8 @@
 //!
 //! Invariants, held by property tests: a node never gets more than its slots and [`Size`], and a user never more than
 //! the limits; a job gets all the nodes
-//! it asks for, each once, or none; it is never placed where its Python is known to be missing, or where a label has
-//! another value; no placed job delays another one beyond its promised start; every job left waiting has a [`Wait`]
+//! it asks for, each once, or none; it is never placed where its Python, or the engine that makes its environment, is known to be
+//! missing, or where a label has another value; no placed job delays another one beyond its promised start; every job left waiting has a [`Wait`]
 //! with the reason.
 
 mod limits;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::job::{INSTANCE_TYPE, Priority, Resources};
-use agent_model::node::{Interpreter, Inventory};
+use agent_model::node::{Capability, Interpreter, Inventory};
 use agent_model::{EnvSpec, JobId, NodeId};
 
 use limits::Ledger;
@@ -51,6 +51,8 @@ pub(crate) struct Pending {
     pub(crate) longest: Option<Duration>,
     /// The interpreter of the machine that it runs on, see [`python_of`].
     pub(crate) python: Option<String>,
+    /// What else a machine must have for its environment.
+    pub(crate) requires: Vec<Capability>,
     /// Where the attempt before failed; any other node is better.
     pub(crate) avoid: Option<NodeId>,
 }
@@ -203,6 +205,8 @@ pub(crate) struct Room {
     pub(crate) labels: BTreeMap<String, String>,
     /// It can run one rank of a job beside the ranks on other nodes.
     pub(crate) gangs: bool,
+    /// What some jobs need and it has not, with what was found instead.
+    pub(crate) lacking: Vec<(Capability, String)>,
     /// What it has of what jobs need.
     pub(crate) kept: Arc<NodeCache>,
     pub(crate) taken: Vec<Taken>,
@@ -230,6 +234,11 @@ impl Room {
         wants.labels.iter().find(|(key, value)| !has(key, value))
     }
 
+    /// The first of these that it lacks.
+    fn lacks_any(&self, requires: &[Capability]) -> Option<&(Capability, String)> {
+        self.lacking.iter().find(|(what, _)| requires.contains(what))
+    }
+
     pub(crate) fn free_slots(&self) -> u32 {
         self.slots.saturating_sub(u32::try_from(self.taken.len()).unwrap_or(u32::MAX))
     }
@@ -253,6 +262,11 @@ pub(crate) struct Placements {
 
 /// Whether a node could run a job once it has room and takes work.
 fn suits(node: &Room, job: &Pending, pythons: &Pythons<'_>) -> bool {
+    suits_but_for_engines(node, job, pythons) && node.lacks_any(&job.requires).is_none()
+}
+
+/// The same for a node that may lack what makes the job's environment.
+fn suits_but_for_engines(node: &Room, job: &Pending, pythons: &Pythons<'_>) -> bool {
     let has = |name: &String| match pythons.get(&node.node) {
         Some(said) => said.iter().any(|interpreter| interpreter.name == *name),
         None => true,
@@ -283,10 +297,12 @@ fn choose(job: &Pending, nodes: &[Room], open: impl Fn(usize) -> bool) -> Option
 
 /// Everything that decides where a job may be placed. Rooms only shrink while jobs are placed: if one job found none,
 /// no other job with the same need does.
-type Need<'a> = (u32, Size, &'a BTreeMap<String, String>, Option<&'a str>, Option<Duration>);
+type Need<'a> =
+    (u32, Size, &'a BTreeMap<String, String>, (Option<&'a str>, &'a [Capability]), Option<Duration>);
 
 fn need(job: &Pending) -> Need<'_> {
-    (job.wants.nodes, Size::of(&job.wants), &job.wants.labels, job.python.as_deref(), job.longest)
+    let environment = (job.python.as_deref(), job.requires.as_slice());
+    (job.wants.nodes, Size::of(&job.wants), &job.wants.labels, environment, job.longest)
 }
 
 /// Places `pending` on `nodes`; jobs of one owner and priority are in the order of their submission.

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::node::Capability;
 use crate::{Digest, condafile};
 
 /// The software stack of a job.
@@ -59,6 +60,16 @@ pub enum EnvSpec {
 }
 
 impl EnvSpec {
+    /// What a machine must have to make it, beside an interpreter. What a curated name stands for, only a machine knows.
+    pub fn requires(&self) -> Vec<Capability> {
+        match self {
+            EnvSpec::Conda { .. } => vec![Capability::Conda],
+            EnvSpec::Image { conda: Some(_), .. } => vec![Capability::Containers, Capability::Conda],
+            EnvSpec::Image { .. } => vec![Capability::Containers],
+            _ => Vec::new(),
+        }
+    }
+
     /// The interpreter when a job names none.
     pub const DEFAULT_PYTHON: &'static str = "python3";
 

@@ -191,6 +191,40 @@ pub struct Finding {
     pub means: String,
     /// What to do about it, of every finding that is not good: a command, or one step.
     pub fix: Option<String>,
+    /// What the machine lacks because of it, so that jobs which need it are placed elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lacks: Option<Capability>,
+}
+
+/// Something that some jobs need and a machine may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Capability {
+    /// An engine that runs containers, and may be asked.
+    Containers,
+    /// The engine that makes conda environments.
+    Conda,
+}
+
+impl Capability {
+    /// All of them.
+    pub const ALL: [Capability; 2] = [Capability::Containers, Capability::Conda];
+
+    /// Its name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Capability::Containers => "containers",
+            Capability::Conda => "conda",
+        }
+    }
+
+    /// What has it, in words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Capability::Containers => "container engine",
+            Capability::Conda => "conda engine",
+        }
+    }
 }
 
 /// A finding is made by these alone, so that none that is not good lacks its remedy.
@@ -198,7 +232,7 @@ impl Finding {
     /// All is well.
     pub fn good(topic: &str, found: impl Into<String>, means: impl Into<String>) -> Finding {
         let (topic, found, means) = (topic.to_owned(), found.into(), means.into());
-        Finding { topic, grade: Grade::Good, found, means, fix: None }
+        Finding { topic, grade: Grade::Good, found, means, fix: None, lacks: None }
     }
 
     /// Some jobs lack something.
@@ -220,6 +254,11 @@ impl Finding {
         fix: impl Into<String>,
     ) -> Finding {
         Finding { grade: Grade::Bad, ..Finding::limited(topic, found, means, fix) }
+    }
+
+    /// The same of a machine that lacks this because of it.
+    pub fn lacking(self, what: Capability) -> Finding {
+        Finding { lacks: Some(what), ..self }
     }
 
     /// It is well, or ends in a command that mends it.

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use agent_model::gpu::{Driver, Look, Seen};
-use agent_model::node::Finding;
+use agent_model::node::{Capability, Finding};
 use agent_model::size;
 use agent_model::words::count;
 
@@ -159,9 +159,11 @@ fn conda(engine: &Path) -> Finding {
     Finding::limited(
         "conda",
         format!("no {}", engine.display()),
-        "jobs with a conda file, or a curated environment, are refused (ENV-105); all others run",
+        "jobs with a conda file run elsewhere, or wait; those with a curated environment are refused (ENV-105); all others \
+         run",
         "install `agent-env` beside `agentd`; from the sources: `cargo build --release -p agent-env --features engine`",
     )
+    .lacking(Capability::Conda)
 }
 
 /// The disk of the state directory, of which `reserve` bytes must stay free.
@@ -453,15 +455,17 @@ fn docker_of(engine: Engine, gpus: usize) -> Finding {
         }
         Engine::Absent => limited(
             "not there",
-            "jobs that name an image wait; all others run",
+            "jobs that name an image run elsewhere, or wait; all others run",
             "install Docker 20.10 or later: `sudo apt install docker.io`; or say with `docker_socket` where its engine listens",
-        ),
+        )
+        .lacking(Capability::Containers),
         Engine::Denied => limited(
             "there, but not for this user",
-            "jobs that name an image wait; all others run",
+            "jobs that name an image run elsewhere, or wait; all others run",
             "add the user of agentd to its group: `sudo usermod -aG docker agentd`, then `sudo systemctl restart agentd`; whoever is in that group can \
              become root on this machine",
-        ),
+        )
+        .lacking(Capability::Containers),
         Engine::Silent => limited(
             "there, but does not answer",
             "jobs that name an image wait until it does; jobs in containers that run already go on",

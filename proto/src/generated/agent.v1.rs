@@ -4305,6 +4305,9 @@ pub struct Finding {
     pub means: ::prost::alloc::string::String,
     #[prost(string, tag = "5")]
     pub fix: ::prost::alloc::string::String,
+    /// What the machine lacks because of it, so that jobs which need it are placed elsewhere: containers, conda, or empty.
+    #[prost(string, tag = "6")]
+    pub lacks: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Load {

@@ -98,7 +98,7 @@ pub(super) async fn diff(args: &DiffArgs, to: Option<&Target>, output: &mut Outp
     output.busy("reading both jobs");
     let nodes = client.machines().await?.nodes;
     let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
-    let sides = [side(&client, &one, &nodes).await?, side(&client, &other, &nodes).await?];
+    let sides = [side(&client, &one, &nodes, output).await?, side(&client, &other, &nodes, output).await?];
     let known = known(&sides);
     let found = differences(&sides, &known);
     let code = code::changed(&client, one.spec.code, other.spec.code).await;
@@ -123,7 +123,12 @@ pub(super) async fn diff(args: &DiffArgs, to: Option<&Target>, output: &mut Outp
     Ok(())
 }
 
-async fn side(client: &Client, job: &JobView, nodes: &[NodeView]) -> Result<Side, Failure> {
+async fn side(
+    client: &Client,
+    job: &JobView,
+    nodes: &[NodeView],
+    output: &mut Output,
+) -> Result<Side, Failure> {
     let mut side = Side::default();
     side.take_entries(job_entries(&job.spec));
     let used = job.outcome.as_ref().and_then(|outcome| outcome.environment.as_ref());

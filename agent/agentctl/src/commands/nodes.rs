@@ -128,6 +128,7 @@ pub(super) mod tests {
             found: found.into(),
             means: means.into(),
             fix: fix.map(str::to_owned),
+            lacks: None,
         };
         NodeView {
             node: "box".into(),

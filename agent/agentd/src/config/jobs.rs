@@ -49,8 +49,11 @@ impl JobSettings {
     /// Reads its keys; returns them with their settings. `own` is for a user's own daemon.
     pub(super) fn resolve(layers: &Layers, own: bool) -> Result<(JobSettings, Vec<Setting>), ConfigError> {
         let [user, uids, root] = ["job_user", "job_uids", "root_jobs"].map(|key| layers.get(key));
-        let [private, view, memory] =
-            ["private_tmp", "private_view", "job_memory"].map(|key| layers.get(key));
+        let [view, memory] = ["private_view", "job_memory"].map(|key| layers.get(key));
+        // Mounts that others must not see need rights that a daemon of one's own has not.
+        let cannot = own && !nix::unistd::geteuid().is_root();
+        let private =
+            if cannot { layers.or("private_tmp", || "false".to_owned()) } else { layers.get("private_tmp") };
         let [metadata, helper, every] =
             ["allow_metadata", "spawn_socket", "outputs_every"].map(|key| layers.get(key));
         let usual = if own { RunAs::Daemon } else { RunAs::Owner };
@@ -65,7 +68,12 @@ impl JobSettings {
                 text => yes(text).map(Some),
             })?,
             helper: helper.parse("an absolute path, or nothing", values::path_or_none)?,
-            private: private.parse("`true` or `false`", yes)?,
+            private: match cannot {
+                true => private.parse("`false`, or no value: a daemon of your own cannot do it", |text| {
+                    values::word(text, &[("false", false)])
+                })?,
+                false => private.parse("`true` or `false`", yes)?,
+            },
             view: view.parse("`true` or `false`", yes)?,
             memory: memory.parse("a size such as `8GiB`, a part such as `90%`, or 0", values::share)?,
             metadata: metadata.parse("`true` or `false`", yes)?,

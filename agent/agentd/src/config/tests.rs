@@ -134,7 +134,10 @@ fn test_jobs_see_a_chosen_part_of_the_environment() {
     ]);
     let host = HostVariables::select(&env);
     assert_eq!(host.path, "/bin");
-    assert_eq!(host.job.keys().collect::<Vec<_>>(), ["HOME", "SSL_CERT_FILE", "https_proxy"]);
+    let names = ["HOME", "LOGNAME", "SSL_CERT_FILE", "USER", "https_proxy"];
+    assert_eq!(host.job.keys().collect::<Vec<_>>(), names, "who it is is known without the variables");
+    let said = HostVariables::select(&variables(&[("LOGNAME", "ada")]));
+    assert_eq!((said.job["USER"].as_str(), said.job["LOGNAME"].as_str()), ("ada", "ada"));
     assert!(host.builder.contains_key("PIP_INDEX_URL") && !host.builder.contains_key("SECRET"));
     assert_eq!(HostVariables::select(&Variables::default()).path, FALLBACK_PATH);
 }

@@ -191,9 +191,9 @@ pub(crate) fn environment(error: &AcquireError, called: &str) -> Fault {
             ago.as_secs(),
             left.as_secs() + 1
         )),
-        E::Command { .. } | E::Io { .. } => {
-            fault(Code::EnvBuild).fix("look at the log of agentd on the node")
-        }
+        E::Command { .. } | E::Io { .. } => Fault { blame: Blame::Node, ..fault(Code::EnvBuild) }
+            .with_retry(Retry::OtherNode)
+            .fix("look at the log of agentd on the node"),
     }
 }
 

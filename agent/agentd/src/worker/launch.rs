@@ -215,6 +215,9 @@ impl Facts<'_> {
             .collect();
         variables.extend(image.env.clone());
         variables.insert("HOME".to_owned(), self.dir.home().display().to_string());
+        // Nothing in the image says who the user of this machine is.
+        let who = ["USER", "LOGNAME"].map(|name| Some((name.to_owned(), self.host.job.get(name)?.clone())));
+        variables.extend(who.into_iter().flatten());
         variables
     }
 
@@ -495,6 +498,17 @@ mod tests {
             format!("/envs/pip-1/bin:/j/train.3.0/job/home/.local/bin:{IMAGE_PATH}")
         );
         assert_eq!(plain.env["HOME"], "/j/train.3.0/job/home");
+        let own = launch_in(
+            Some(&Image::default()),
+            draft("t"),
+            &host(&[("USER", "ada"), ("LOGNAME", "ada")]),
+            None,
+        );
+        assert_eq!(
+            (own.env["USER"].as_str(), own.env["LOGNAME"].as_str()),
+            ("ada", "ada"),
+            "of one's own daemon"
+        );
     }
 
     #[test]

@@ -298,6 +298,7 @@ mod tests {
             found: found.into(),
             means: "room".into(),
             fix: None,
+            lacks: None,
         };
         let with = |finding| Inventory { findings: vec![finding], ..Inventory::default() };
         let known = with(finding("7 GiB", Grade::Good));

@@ -13,6 +13,7 @@ fn job(name: &str, gpus: u32, memory: u64) -> Pending {
         owner,
         longest: None,
         python: None,
+        requires: Vec::new(),
         avoid: None,
     }
 }
@@ -60,6 +61,7 @@ fn room(name: &str, slots: u32) -> Room {
         unfit,
         labels,
         gangs: true,
+        lacking: Vec::new(),
         kept: Arc::default(),
         taken: Vec::new(),
         barred: Default::default(),
@@ -75,6 +77,35 @@ fn gpu_room(name: &str, slots: u32, gpus: u32) -> Room {
 fn reason(decided: &Placements, name: &str) -> String {
     let found = decided.waiting.iter().find(|(job, _)| job.as_str() == name);
     found.map(|(_, wait)| wait.to_string()).unwrap_or_default()
+}
+
+#[test]
+fn test_a_job_is_placed_where_the_engine_of_its_environment_is() {
+    let lacking =
+        |name: &str| Room { lacking: vec![(Capability::Containers, "not there".into())], ..room(name, 4) };
+    let image = Pending { requires: vec![Capability::Containers], ..job("image", 0, 0) };
+    let both = Pending { requires: vec![Capability::Containers, Capability::Conda], ..job("both", 0, 0) };
+    let plain = job("plain", 0, 0);
+    let jobs = [image.clone(), both, plain];
+    let decided = place(&jobs, vec![lacking("a"), room("b", 2)]);
+    let on = |decided: &Placements, name: &str| {
+        let found = decided.placed.iter().find(|(job, _)| job.as_str() == name);
+        found.map(|(_, nodes)| nodes[0].to_string())
+    };
+    assert_eq!(on(&decided, "image").as_deref(), Some("b"));
+    assert_eq!(on(&decided, "both").as_deref(), Some("b"));
+    assert_eq!(on(&decided, "plain").as_deref(), Some("a"), "others use the rest");
+    let nowhere = place(&jobs, vec![lacking("a"), lacking("c")]);
+    assert_eq!(on(&nowhere, "plain").as_deref(), Some("a"));
+    let (_, why) = nowhere.waiting.iter().find(|(job, _)| job.as_str() == "image").unwrap();
+    assert_eq!(
+        why.to_string(),
+        "too few nodes have a container engine: on a it is not there, on c it is not there; `agentctl doctor` says \
+         what to do"
+    );
+    let busy = Room { taken: vec![runs("x", 0, None), runs("y", 0, None)], ..room("b", 2) };
+    let full = place(&[image], vec![lacking("a"), busy]);
+    assert!(full.waiting[0].1.to_string().starts_with("next in line, both slots of b busy"), "{full:?}");
 }
 
 #[test]

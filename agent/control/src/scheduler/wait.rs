@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::job::{Predecessor, Resources};
-use agent_model::node::Interpreter;
+use agent_model::node::{Capability, Interpreter};
 use agent_model::words::count;
 use agent_model::{JobId, NodeId, size};
 
 use super::limits::Excess;
-use super::{Pending, Presence, Pythons, Room, Size, suits};
+use super::{Pending, Presence, Pythons, Room, Size, suits, suits_but_for_engines};
 
 impl Room {
     /// The text for a job that wants GPUs about those it cannot get.
@@ -86,6 +86,8 @@ pub(crate) enum Wait {
     TooLarge { wants: String, largest: String },
     /// Nodes could hold it, but none has its interpreter.
     NoPython { python: String, have: Arc<str> },
+    /// Nodes could hold it, but too few have what makes its environment.
+    NoEngine { what: Capability, have: String },
     /// Nodes could hold it, but too few have the labels it asks for.
     NoLabel { label: String, have: String },
     /// Nodes could hold it, but none takes work now.
@@ -128,6 +130,13 @@ impl fmt::Display for Wait {
             }
             Wait::TooLarge { wants, largest } => write!(f, "no node is large enough for {wants}: {largest}"),
             Wait::NoPython { python, have } => write!(f, "no node has a Python called {python}; {have}"),
+            Wait::NoEngine { what, have } => {
+                write!(
+                    f,
+                    "too few nodes have a {}: {have}; `agentctl doctor` says what to do",
+                    what.describe()
+                )
+            }
             Wait::NoLabel { label, have } => {
                 write!(
                     f,
@@ -179,8 +188,8 @@ pub(crate) fn blocked(held: Option<&str>, waits_for: &[Predecessor]) -> Option<W
     (!when.is_empty()).then(|| Wait::Predecessors { when: when.join(" and ") })
 }
 
-/// What the text of a job that waits depends on: whether it has several ranks, its size, labels and interpreter.
-type Kind<'a> = (bool, Size, &'a BTreeMap<String, String>, Option<&'a str>);
+/// What the text of a job that waits depends on: whether it has several ranks, its size, labels, interpreter and engines.
+type Kind<'a> = (bool, Size, &'a BTreeMap<String, String>, Option<&'a str>, &'a [Capability]);
 
 /// A job that was not placed.
 pub(super) struct Waiting<'a> {
@@ -202,7 +211,7 @@ pub(super) fn reasons<'a>(
     let mut text = |job: &'a Pending, open: bool| -> Arc<str> {
         let Pending { wants, python, .. } = job;
         let size = Size::of(wants);
-        let need = (wants.nodes > 1, size, &wants.labels, python.as_deref());
+        let need = (wants.nodes > 1, size, &wants.labels, python.as_deref(), job.requires.as_slice());
         Arc::clone(texts.entry((open, need)).or_insert_with(|| {
             let usable = || nodes.iter().filter(|node| suits(node, job, pythons));
             let closed = |node: &Room| node.closed.as_ref().map(|why| format!("{} {why}", node.node));
@@ -235,6 +244,7 @@ pub(super) fn reasons<'a>(
                 _ if fit() >= wants.nodes as usize && comes(job) => Wait::Coming { what: text(job, false) },
                 _ if fit() >= wants.nodes as usize => Wait::Closed { why: text(job, false) },
                 _ if lacks_label(wants, nodes) => no_label(wants, nodes),
+                _ if let Some(wait) = no_engine(job, nodes, pythons) => wait,
                 _ if wants.nodes > 1 => Wait::Gang { nodes: wants.nodes, fit: fit() },
                 (None, Some(python)) if nodes.iter().any(|node| node.could_hold(wants)) => {
                     Wait::NoPython { python: python.clone(), have: have.clone() }
@@ -263,6 +273,17 @@ fn lacks_label(wants: &Resources, nodes: &[Room]) -> bool {
     let could_hold = || nodes.iter().filter(|node| node.could_hold(wants));
     let enough = |count: usize| count >= wants.nodes as usize;
     enough(could_hold().count()) && !enough(could_hold().filter(|node| node.lacks(wants).is_none()).count())
+}
+
+/// Enough nodes would suit it if they had what makes its environment; names what they lack.
+fn no_engine(job: &Pending, nodes: &[Room], pythons: &Pythons<'_>) -> Option<Wait> {
+    const SHOWN: usize = 3;
+    let suit = || nodes.iter().filter(|node| suits_but_for_engines(node, job, pythons));
+    let mut lacking = suit().filter_map(|node| Some((node, node.lacks_any(&job.requires)?)));
+    let (_, (what, _)) = lacking.clone().next().filter(|_| suit().count() >= job.wants.nodes as usize)?;
+    let have = |(node, (_, found)): (&Room, &(_, String))| format!("on {} it is {found}", node.node);
+    let have = lacking.by_ref().take(SHOWN).map(have).collect::<Vec<_>>().join(", ");
+    Some(Wait::NoEngine { what: *what, have })
 }
 
 /// Names the first label that some node lacks, and the values that nodes have instead.

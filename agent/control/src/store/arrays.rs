@@ -6,7 +6,7 @@
 use std::num::NonZeroU32;
 
 use agent_model::job::{Array, Indices};
-use agent_model::{Epoch, ExitStatus, Verdict};
+use agent_model::{Blame, Epoch, ExitStatus, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// See the module.
@@ -22,6 +22,9 @@ pub(crate) struct ArrayRecord {
     pub(crate) canceled: Indices,
     /// How the command of the task that failed first ended, if it ran.
     pub(crate) exit: Option<ExitStatus>,
+    /// Whose fault it was that tasks failed: the user's if it was once, else that of the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) blame: Option<Blame>,
 }
 
 impl ArrayRecord {
@@ -38,6 +41,13 @@ impl ArrayRecord {
     /// An index that waits gets a record of its own; false when it does not wait.
     pub(crate) fn begin(&mut self, index: u32) -> bool {
         self.waiting.remove(index) && self.active.insert(index)
+    }
+
+    /// A task failed, and this was to blame.
+    pub(crate) fn blame(&mut self, blame: Blame) {
+        if self.blame.is_none() || blame == Blame::User {
+            self.blame = Some(blame);
+        }
     }
 
     /// The task of an index has ended; false when it had before.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use agent_model::job::MAX_TASKS;
 use agent_model::words::duration;
-use agent_model::{JobId, failpoint};
+use agent_model::{JobId, Verdict, failpoint};
 use async_trait::async_trait;
 use parking_lot::RwLock;
 use sqlx::sqlite::{
@@ -239,7 +239,10 @@ impl Sqlite {
             let (index, verdict) = (task.id.as_task().map(|(_, index)| index), task.state.verdict());
             if let (Some(index), Some(verdict)) = (index, verdict) {
                 tasks.begin(index);
-                tasks.settle(index, verdict, task.outcome.and_then(|outcome| outcome.exit));
+                let (exit, fault) = task.outcome.map_or((None, None), |ended| (ended.exit, ended.fault));
+                if tasks.settle(index, verdict, exit) && verdict == Verdict::Failed {
+                    fault.into_iter().for_each(|fault| tasks.blame(fault.blame));
+                }
             }
         }
         Ok(())

@@ -224,6 +224,14 @@ fn test_every_failure_of_an_environment_has_its_code_and_a_way_on() {
     let broken = environment(&E::BrokenOff { error, done: 2, times: 3 }, "image");
     assert_eq!((broken.code, broken.blame, broken.retry), (Code::EnvBuild, Blame::Node, Retry::After(SOON)));
     assert!(broken.why[0].contains("3 times") && broken.why[0].contains(&detail()), "{broken}");
+    // What the system refuses to the daemon itself is no fault of the job.
+    let disk = std::sync::Arc::new(std::io::Error::from_raw_os_error(5));
+    let unwritten =
+        environment(&E::Io { what: "write the build log", path: "/x".into(), source: disk }, "pip");
+    assert_eq!(
+        (unwritten.code, unwritten.blame, unwritten.retry),
+        (Code::EnvBuild, Blame::Node, Retry::OtherNode)
+    );
     let killed = environment(&E::Killed { step: "solving", signal: 15, starved: false }, "conda");
     assert_eq!((killed.blame, killed.retry), (Blame::Platform, Retry::After(SOON)));
     let unmet = E::Unsatisfied { requirement: "tiny==9".into(), detail: detail() };

@@ -100,6 +100,7 @@ async fn test_machine_that_is_looked_at_anew_keeps_its_gpus() {
         found: String::new(),
         means: means.into(),
         fix: None,
+        lacks: None,
     };
     let known = Inventory {
         gpus: vec![Gpu::default()],

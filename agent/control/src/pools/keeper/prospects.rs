@@ -72,6 +72,7 @@ impl Keeper {
             unfit: String::new(),
             labels,
             gangs: seen.is_none_or(|seen| seen.gangs),
+            lacking: Vec::new(),
             kept: Default::default(),
             taken: Vec::new(),
             barred: Default::default(),

@@ -160,6 +160,8 @@ impl Book {
         let Some(job) = self.jobs.get(id) else { return };
         let Some((array, index)) = job.task() else { return };
         let exit = job.outcome.as_ref().and_then(|outcome| outcome.exit);
+        let fault = job.outcome.as_ref().and_then(|outcome| outcome.fault.as_ref());
+        let blame = fault.map(|fault| fault.blame);
         let (verdict, attempt) = (self.jobs.verdict(id), job.epoch);
         let mut told = false;
         self.jobs.edit(&array, |array| {
@@ -167,6 +169,9 @@ impl Book {
             array.epoch = array.epoch.max(attempt);
             let Some(tasks) = array.tasks.as_mut() else { return };
             let settled = tasks.settle(index, verdict, exit);
+            if settled && verdict == Verdict::Failed {
+                blame.into_iter().for_each(|blame| tasks.blame(blame));
+            }
             told = settled && verdict == Verdict::Failed && tasks.failed.len() <= TOLD;
         });
         if told {
@@ -241,7 +246,9 @@ pub(super) fn failed(job: &JobRecord, tasks: &ArrayRecord) -> Option<Fault> {
     }
     let what = format!("{} of {all} failed", count(tasks.failed.len().into(), "task"));
     let indices = if tasks.failed.len() == 1 { "index" } else { "indices" };
-    let fault = Fault::new(Code::TasksFailed, what).why(format!("{indices} {failed}"));
+    let fault = Fault::new(Code::TasksFailed, what);
+    let fault =
+        Fault { blame: tasks.blame.unwrap_or(fault.blame), ..fault }.why(format!("{indices} {failed}"));
     let fault = match tasks.canceled.len() {
         0 => fault,
         canceled => fault.why(format!("{canceled} more were canceled")),

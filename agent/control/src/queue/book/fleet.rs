@@ -201,6 +201,11 @@ impl NodeState {
             unfit: unfit(inventory),
             labels: inventory.labels.clone(),
             gangs: inventory.gangs,
+            lacking: inventory
+                .findings
+                .iter()
+                .filter_map(|finding| Some((finding.lacks?, finding.found.clone())))
+                .collect(),
             kept: Arc::clone(&self.kept),
             taken: self.jobs.iter().filter_map(taken).chain(self.unproved.iter().map(unproved)).collect(),
             barred: self.unproved.iter().map(|one| one.replica.job.clone()).collect(),

@@ -81,6 +81,7 @@ pub(super) fn pending(job: &JobRecord) -> Pending {
         owner: job.owner().map(Principal::to_string),
         longest: super::longest(&job.spec),
         python: scheduler::python_of(&job.spec.environment).map(str::to_owned),
+        requires: job.spec.environment.requires(),
         avoid: job.avoid.clone(),
     }
 }

@@ -66,6 +66,31 @@ fn test_tasks_get_records_as_they_are_placed_and_the_array_has_one_result() {
     assert_eq!(book.jobs().count(), 0);
 }
 
+/// Whoever is asked about an array is told whose fault it was that its tasks failed.
+#[test]
+fn test_the_blame_of_an_array_is_that_of_its_tasks() {
+    use agent_model::Blame::{Network, Node, User};
+    for (blames, expected) in [
+        (vec![Node, Node], Node),
+        (vec![Network, Node], Network),
+        (vec![Node, User], User),
+        (vec![User, Node], User),
+    ] {
+        let (mut book, now) = (book(3, START), moment(1, START));
+        book.submit(array("a", &format!("0-{}", blames.len() - 1), 1), now).unwrap();
+        book.schedule(now);
+        for (index, blame) in blames.iter().enumerate() {
+            let replica = book.job(&name(&format!("a--{index}"))).unwrap().replica(0);
+            let node = book.job(&replica.job).unwrap().replicas[0].node.clone();
+            let fault = Fault { blame: *blame, ..Fault::new(Code::LaunchFailed, "x") };
+            let outcome = super::super::without_run(Verdict::Failed, Some(fault), now.wall);
+            assert_eq!(book.settle(&replica, &node, outcome, now), super::super::Standing::Open);
+        }
+        let fault = book.job(&name("a")).unwrap().outcome.clone().unwrap().fault.unwrap();
+        assert_eq!((fault.code, fault.blame), (Code::TasksFailed, expected), "{blames:?}");
+    }
+}
+
 #[test]
 fn test_a_job_after_an_array_waits_for_all_of_it_and_one_after_a_task_for_that() {
     let (mut book, now) = (book(1, START), moment(1, START));
