@@ -281,7 +281,7 @@ impl HostVariables {
         let for_builder = |name: &str| for_job(name) || name.starts_with("PIP_");
         let mut job = variables.select(for_job);
         // A service, or a container, may be started without them, and `getpass` and others end without them.
-        let own = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+        let own = people::JobUser::of(rustix::process::geteuid().as_raw());
         let known = ["USER", "LOGNAME"].iter().find_map(|name| job.get(*name).cloned());
         if let Some(user) = known.or_else(|| own.map(|user| user.name)) {
             for name in ["USER", "LOGNAME"] {

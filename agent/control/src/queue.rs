@@ -39,7 +39,7 @@ pub(crate) use book::{
     Book, DeclaredLost, Described, Doubt, Held, Judgement, Moment, NodeState, Outlook, RemovedNode, Report,
     Retirement, Standing, Submission, Unproved, Wish, WishState,
 };
-use picture::Look;
+use picture::Showing;
 pub(crate) use picture::Stall;
 use publisher::Publisher;
 
@@ -119,7 +119,7 @@ enum Request {
     Hold { job: JobId, held: bool, who: String, reply: Reply<Option<JobView>> },
     Job(JobId, Reply<Option<JobView>>),
     Jobs(Reply<Vec<JobView>>),
-    Look(picture::Look),
+    Showing(picture::Showing),
     ComeRound(Reply<()>),
     Nodes(Reply<Vec<NodeState>>),
     SetEligibility { node: NodeId, event: EligibilityEvent, who: String, reply: Reply<Option<NodeState>> },
@@ -496,10 +496,10 @@ impl Task {
 
     async fn turn(&mut self, batch: &mut Vec<Request>) {
         let now = self.now();
-        let (mut answers, mut looks): (Vec<Answer>, Vec<Look>) = (Vec::new(), Vec::new());
+        let (mut answers, mut looks): (Vec<Answer>, Vec<Showing>) = (Vec::new(), Vec::new());
         for request in batch.drain(..) {
             match request {
-                Request::Look(look) => looks.push(look),
+                Request::Showing(look) => looks.push(look),
                 request => answers.push(self.publisher.handle(request, now)),
             }
         }

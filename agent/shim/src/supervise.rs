@@ -143,7 +143,8 @@ impl Supervisor<'_> {
                 self.take_signals();
             }
             if ready.clients.contains(&true) {
-                self.keep_names(); // whoever connects reads the streams next
+                // Whoever connects reads the streams next; one that has lost its file says so when it is written.
+                let _ = (self.log.keep_name(), self.tracking.intake.keep_name());
             }
             for (place, request) in self.clients.serve(&ready.clients, !self.life.is_waiting()) {
                 self.obey(place, request);
@@ -205,13 +206,6 @@ impl Supervisor<'_> {
         let own = [self.dir.hello(), self.dir.socket(), self.dir.started()];
         if self.tracking.watch.take(&own, Instant::now()) {
             self.mend();
-        }
-    }
-
-    /// Writes the files of the streams again that somebody removed.
-    fn keep_names(&mut self) {
-        for kept in [self.log.keep_name(), self.tracking.intake.keep_name()] {
-            kept.unwrap_or_else(|error| self.notes.say(format_args!("a stream lost its file: {error}")));
         }
     }
 

@@ -51,7 +51,7 @@ impl JobSettings {
         let [user, uids, root] = ["job_user", "job_uids", "root_jobs"].map(|key| layers.get(key));
         let [view, memory] = ["private_view", "job_memory"].map(|key| layers.get(key));
         // Mounts that others must not see need rights that a daemon of one's own has not.
-        let cannot = own && !nix::unistd::geteuid().is_root();
+        let cannot = own && !rustix::process::geteuid().is_root();
         let private =
             if cannot { layers.or("private_tmp", || "false".to_owned()) } else { layers.get("private_tmp") };
         let [metadata, helper, every] =

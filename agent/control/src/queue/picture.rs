@@ -15,7 +15,7 @@ use crate::store::{Document, JobRecord, NodeRecord, StoreError};
 
 /// A question that changes nothing. The methods of [`super::Queue`] describe them.
 #[derive(Debug)]
-pub(super) enum Look {
+pub(super) enum Showing {
     Job(JobId, Reply<Option<JobView>>),
     Jobs(Reply<Vec<JobView>>),
     Watch(JobId, Reply<Option<watch::Receiver<JobView>>>),
@@ -33,22 +33,22 @@ pub(crate) struct Stall {
 impl Queue {
     /// The same as [`Queue::job`], for a user: see the module.
     pub(crate) async fn shown_job(&self, id: &JobId) -> Result<Option<JobView>, AskError> {
-        self.ask(|reply| Request::Look(Look::Job(id.clone(), reply))).await
+        self.ask(|reply| Request::Showing(Showing::Job(id.clone(), reply))).await
     }
 
     /// The same as [`Queue::jobs`], for a user.
     pub(crate) async fn shown_jobs(&self) -> Result<Vec<JobView>, AskError> {
-        self.ask(|reply| Request::Look(Look::Jobs(reply))).await
+        self.ask(|reply| Request::Showing(Showing::Jobs(reply))).await
     }
 
     /// The same as [`Queue::nodes`], for a user.
     pub(crate) async fn shown_nodes(&self) -> Result<Vec<NodeState>, AskError> {
-        self.ask(|reply| Request::Look(Look::Nodes(reply))).await
+        self.ask(|reply| Request::Showing(Showing::Nodes(reply))).await
     }
 
     /// A job that has not ended, as it changes; its last value is the terminal one.
     pub(crate) async fn watch(&self, id: &JobId) -> Result<Option<watch::Receiver<JobView>>, AskError> {
-        self.ask(|reply| Request::Look(Look::Watch(id.clone(), reply))).await
+        self.ask(|reply| Request::Showing(Showing::Watch(id.clone(), reply))).await
     }
 
     /// Since when nothing can be written, and why; `None` while everything is on disk, or soon will be.
@@ -67,29 +67,29 @@ impl Queue {
 
 impl Task {
     /// Answers from the book, which is on disk.
-    pub(super) fn show(&mut self, look: Look) {
+    pub(super) fn show(&mut self, look: Showing) {
         let publisher = &mut self.publisher;
         match look {
-            Look::Job(id, reply) => reply.send(Ok(publisher.view(&id))),
-            Look::Jobs(reply) => reply.send(Ok(publisher.views())),
-            Look::Watch(id, reply) => reply.send(Ok(publisher.watch(&id))),
-            Look::Nodes(reply) => reply.send(Ok(publisher.book.nodes().cloned().collect())),
+            Showing::Job(id, reply) => reply.send(Ok(publisher.view(&id))),
+            Showing::Jobs(reply) => reply.send(Ok(publisher.views())),
+            Showing::Watch(id, reply) => reply.send(Ok(publisher.watch(&id))),
+            Showing::Nodes(reply) => reply.send(Ok(publisher.book.nodes().cloned().collect())),
         }
     }
 
     /// Answers from the store, which the book is ahead of.
-    pub(super) async fn show_durable(&mut self, look: Look) {
+    pub(super) async fn show_durable(&mut self, look: Showing) {
         match look {
-            Look::Job(id, reply) => reply.send(self.durable_job(&id).await.map_err(unread)),
-            Look::Jobs(reply) => {
+            Showing::Job(id, reply) => reply.send(self.durable_job(&id).await.map_err(unread)),
+            Showing::Jobs(reply) => {
                 let loaded = self.store.load().await.map_err(unread);
                 reply.send(loaded.map(|loaded| loaded.jobs.into_iter().map(|job| self.told(job)).collect()));
             }
-            Look::Watch(id, reply) => {
+            Showing::Watch(id, reply) => {
                 let view = self.durable_job(&id).await.map_err(unread);
                 reply.send(view.map(|view| view.map(|view| self.publisher.watch_from(view))));
             }
-            Look::Nodes(reply) => reply.send(self.durable_nodes().await.map_err(unread)),
+            Showing::Nodes(reply) => reply.send(self.durable_nodes().await.map_err(unread)),
         }
     }
 

@@ -71,7 +71,7 @@ impl Publisher {
             }
             Request::Job(id, reply) => reply.hold(self.view(&id)),
             Request::Jobs(reply) => reply.hold(self.views()),
-            Request::Look(_) => Box::new(|_| {}), // is answered when it is known what is on disk
+            Request::Showing(_) => Box::new(|_| {}), // is answered when it is known what is on disk
             Request::ComeRound(reply) => reply.hold(()),
             Request::Nodes(reply) => reply.hold(book.nodes().cloned().collect()),
             Request::SetEligibility { node, event, who, reply } => {

@@ -8,6 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use agent_model::failpoint;
+
 use super::sqlite::with_suffix;
 
 /// Device and number.
@@ -37,6 +39,7 @@ fn id_of(name: &Path) -> Option<FileId> {
 
 /// Gives a complete database at `new` the name `path`. What stands there meanwhile is kept beside it.
 pub(super) fn take_place(new: &Path, path: &Path) -> io::Result<()> {
+    failpoint::hit("control.store.name")?;
     fs::File::open(new)?.sync_all()?; // nobody has opened this one before
     // The log of another database must not be taken for one of the new.
     for suffix in ["-wal", "-shm"] {

@@ -42,7 +42,7 @@ const BUSY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Sqlite {
     path: PathBuf,
-    open: RwLock<Open>,
+    open: RwLock<OpenFile>,
     redo: Redo,
     ballast: Ballast,
     /// The numbers of the last commit and the last event.
@@ -64,7 +64,7 @@ pub(super) struct Sqlite {
 
 /// The open file.
 #[derive(Debug)]
-struct Open {
+struct OpenFile {
     /// One connection, so that no read ever makes a commit wait.
     writer: SqlitePool,
     /// Another connection.
@@ -72,10 +72,10 @@ struct Open {
     names: Names,
 }
 
-impl Open {
-    async fn of(writer: SqlitePool, path: &Path) -> Result<Open, sqlx::Error> {
+impl OpenFile {
+    async fn of(writer: SqlitePool, path: &Path) -> Result<OpenFile, sqlx::Error> {
         let reader = connect(options(path).read_only(true)).await?;
-        Ok(Open { writer, reader, names: Names::of(path) })
+        Ok(OpenFile { writer, reader, names: Names::of(path) })
     }
 }
 
@@ -92,7 +92,7 @@ impl Sqlite {
             ballast: Ballast::new(&with_suffix(path, ".ballast")),
             rev: AtomicU64::new(number(&writer, LAST_REV).await.map_err(cannot)?),
             event: AtomicU64::new(number(&writer, LAST_EVENT).await.map_err(cannot)?),
-            open: RwLock::new(Open::of(writer, path).await.map_err(cannot)?),
+            open: RwLock::new(OpenFile::of(writer, path).await.map_err(cannot)?),
             incarnation,
             owner: random_name().map_err(cannot)?,
             mended,
@@ -151,7 +151,7 @@ impl Sqlite {
         let named = agent_blocking::spawn_blocking(move || names::take_place(&from, &to)).await;
         named.map_err(io::Error::other).flatten()?;
         let writer = connect(options(&self.path)).await?;
-        *self.open.write() = Open::of(writer, &self.path).await?;
+        *self.open.write() = OpenFile::of(writer, &self.path).await?;
         // These hold the old files. They are closed last, because SQLite looks at the names then.
         old.0.close().await;
         old.1.close().await;

@@ -273,6 +273,7 @@ impl Writer {
             return Ok(());
         }
         let start = self.starts.back().copied().unwrap_or(0);
+        failpoint::hit("shim.log.again")?;
         fs::create_dir_all(&self.dir)?;
         let again = new_file().open(path_of(&self.dir, start))?;
         let mut block = vec![0; 256 << 10];
