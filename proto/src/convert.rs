@@ -11,7 +11,9 @@ mod service;
 use std::time::Duration;
 
 use agent_model::job::{self, JobDraft};
-use agent_model::node::{CachedEnvironment, Capability, Finding, Gpu, Grade, Interpreter, Inventory, Load};
+use agent_model::node::{
+    CachedEnvironment, Capability, Finding, Gpu, Grade, Interpreter, Inventory, KeptResult, Load,
+};
 use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, Usage};
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
 
@@ -411,6 +413,15 @@ impl From<Inventory> for v1::Inventory {
             findings: inventory.findings.into_iter().map(v1::Finding::from).collect(),
             interpreters: inventory.interpreters.into_iter().map(python).collect(),
             environments: inventory.environments.into_iter().map(Into::into).collect(),
+            kept: inventory
+                .kept
+                .into_iter()
+                .map(|kept| v1::KeptResult {
+                    replica: kept.replica.to_string(),
+                    owner: kept.owner,
+                    bytes: kept.bytes,
+                })
+                .collect(),
         }
     }
 }
@@ -439,6 +450,13 @@ impl TryFrom<v1::Inventory> for Inventory {
             findings: wire.findings.into_iter().map(Finding::try_from).collect::<Result<_, _>>()?,
             interpreters: wire.interpreters.into_iter().map(python).collect(),
             environments: wire.environments.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            kept: wire
+                .kept
+                .into_iter()
+                .map(|kept| {
+                    Ok(KeptResult { replica: kept.replica.parse()?, owner: kept.owner, bytes: kept.bytes })
+                })
+                .collect::<Result<_, WireError>>()?,
         })
     }
 }

@@ -25,6 +25,7 @@ mod gpus;
 mod hold;
 mod init;
 mod jobs;
+mod kept;
 mod login;
 mod logs;
 mod lost;

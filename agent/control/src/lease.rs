@@ -69,6 +69,8 @@ pub(crate) struct Orders {
     pub(crate) outputs: Vec<ReplicaId>,
     /// Running replicas whose outputs so far are to be stored.
     pub(crate) running_outputs: Vec<ReplicaId>,
+    /// Ended replicas of removed jobs, of which the node keeps something that is to go.
+    pub(crate) discard: Vec<ReplicaId>,
     /// The machine will be taken away, as an operator said: when, by its own clock, and why.
     pub(crate) preemption: Option<(Boot, String)>,
     /// Whether new work is let onto the node, for people there; `None` for a node that is not on record.

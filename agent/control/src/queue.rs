@@ -536,6 +536,14 @@ impl Task {
                 }
             }
         }
+        for id in self.publisher.book.unknown_kept() {
+            match self.store.job(&id).await {
+                Ok(job) => self.publisher.book.resolve_kept(&id, job.as_ref()),
+                Err(error) => {
+                    tracing::error!(job = %id, error = &error as &dyn std::error::Error, "cannot read job of kept results: looking again soon");
+                }
+            }
+        }
         for id in self.publisher.book.unknown_predecessors() {
             match self.store.job(&id).await {
                 Ok(job) => self.publisher.book.resolve_predecessor(&id, job.as_ref()),

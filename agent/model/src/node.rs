@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ReplicaId;
+
 /// What a node has. Sent when it changed; unknown values are absent, never invented.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -47,6 +49,20 @@ pub struct Inventory {
     pub interpreters: Vec<Interpreter>,
     /// The environments that are kept, in the order of their keys.
     pub environments: Vec<CachedEnvironment>,
+    /// What it keeps of jobs that ended, because it is stored nowhere else.
+    pub kept: Vec<KeptResult>,
+}
+
+/// What a node keeps of a replica that is over: outputs or logs that could not be stored.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct KeptResult {
+    /// Whose.
+    pub replica: ReplicaId,
+    /// Who submitted its job; empty if that is not known.
+    #[serde(default)]
+    pub owner: String,
+    /// The room that it takes on the node's disk.
+    pub bytes: u64,
 }
 
 /// How an operator says how many jobs a node runs at a time.

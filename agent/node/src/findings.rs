@@ -145,7 +145,7 @@ fn python_of(found: Option<python::Python>) -> Finding {
 }
 
 /// Whether the engine of conda environments is installed; whether it works shows at the first job that needs it.
-fn conda(engine: &Path) -> Finding {
+pub(crate) fn conda(engine: &Path) -> Finding {
     let program = engine.metadata().is_ok_and(|found| {
         found.is_file() && std::os::unix::fs::PermissionsExt::mode(&found.permissions()) & 0o111 != 0
     });

@@ -123,8 +123,8 @@ pub fn check(config: &ProbeConfig) -> Vec<Finding> {
 
 /// The findings about the container engine and root's helper, which may end or return at any moment. Asks them, so not
 /// too often.
-pub fn check_others(config: &ProbeConfig) -> [Finding; 2] {
-    [findings::engine(&Machine::here(), config), findings::rights(config)]
+pub fn check_others(config: &ProbeConfig) -> [Finding; 3] {
+    [findings::engine(&Machine::here(), config), findings::rights(config), findings::conda(&config.engine)]
 }
 
 /// How full the machine is now. A value that cannot be measured is 0, which no caller takes for free space.

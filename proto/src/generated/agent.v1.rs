@@ -4234,6 +4234,20 @@ pub struct Inventory {
     /// jobs.
     #[prost(uint32, tag = "19")]
     pub job_cpus: u32,
+    /// What it keeps of jobs that ended, because it is stored nowhere else.
+    #[prost(message, repeated, tag = "20")]
+    pub kept: ::prost::alloc::vec::Vec<KeptResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeptResult {
+    /// `job.epoch.rank`
+    #[prost(string, tag = "1")]
+    pub replica: ::prost::alloc::string::String,
+    /// Empty if not known.
+    #[prost(string, tag = "2")]
+    pub owner: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Interpreter {
@@ -6790,6 +6804,10 @@ pub struct NodeOrders {
     /// Whether new work is let onto the node: open, draining or cordoned. For people on the node; it obeys orders alone.
     #[prost(string, tag = "10")]
     pub eligibility: ::prost::alloc::string::String,
+    /// Of the results that the node keeps, those whose jobs were removed: nobody will ask for them. Repeated until its
+    /// inventory does not name them.
+    #[prost(string, repeated, tag = "11")]
+    pub discard: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// What is wanted of an environment that the node keeps. Repeated until the node's inventory shows it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

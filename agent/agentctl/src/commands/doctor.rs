@@ -9,6 +9,7 @@ use agent_model::node::{Finding, Grade};
 use agent_model::{Code, Fault};
 use serde_json::{Value, json};
 
+use super::kept;
 use super::status;
 use super::view::NodeView;
 use crate::cli::DoctorArgs;
@@ -83,7 +84,10 @@ async fn ask(client: &Client) -> Result<Vec<Checked>, Fault> {
         Err(_) => Vec::new(),
     };
     let checked = |node| {
-        NodeView::try_from(node).map(|node| Checked { node: node.node, findings: node.inventory.findings })
+        let node = NodeView::try_from(node)?;
+        let mut findings = node.inventory.findings.clone();
+        findings.extend(kept::finding(&node));
+        Ok(Checked { node: node.node, findings })
     };
     nodes.into_iter().map(checked).collect()
 }

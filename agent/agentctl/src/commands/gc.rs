@@ -9,6 +9,7 @@ use agent_model::size;
 use agent_proto::v1;
 use serde_json::json;
 
+use super::kept;
 use super::view::NodeView;
 use crate::cli::GcArgs;
 use crate::client::{self, Client, Target, answer, answer_within};
@@ -39,8 +40,13 @@ pub(super) async fn gc(args: &GcArgs, to: Option<&Target>, output: &mut Output) 
     if !collected.stays.is_empty() {
         output.print(&table(&collected, output.paper()))?;
     }
-    if let Some(environments) = environments(&client).await? {
+    let nodes = client.machines().await?.nodes;
+    let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
+    if let Some(environments) = environments(&nodes) {
         output.note(&environments);
+    }
+    for (node, kept) in nodes.iter().filter_map(|node| Some((node, kept::line(node)?))) {
+        output.note(&format!("{} keeps {kept}", node.node));
     }
     if let Some(advice) = advice(&collected, args.dry_run) {
         output.note(advice);
@@ -97,16 +103,14 @@ fn table(collected: &v1::CollectBlobsResponse, paper: Paper) -> String {
 }
 
 /// The space that environments take; they are removed one by one.
-async fn environments(client: &Client) -> Result<Option<String>, Failure> {
-    let nodes = client.machines().await?.nodes;
-    let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
+fn environments(nodes: &[NodeView]) -> Option<String> {
     let kept: Vec<u64> =
         nodes.iter().flat_map(|node| &node.inventory.environments).map(|kept| kept.bytes).collect();
     let (number, bytes): (u64, u64) = (kept.len() as u64, kept.iter().sum());
-    Ok((bytes > 0).then(|| {
+    (bytes > 0).then(|| {
         let (number, bytes) = (count(number, "environment"), size::decimal(bytes));
         format!("{number} of {bytes} go by their own rule; remove one with: agentctl envs rm KEY")
-    }))
+    })
 }
 
 fn advice(collected: &v1::CollectBlobsResponse, dry_run: bool) -> Option<&'static str> {

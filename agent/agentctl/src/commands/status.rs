@@ -12,7 +12,7 @@ use agent_proto::v1;
 use serde_json::{Value, json};
 
 use super::view::{ControllerView, JobView, NodeView, NoticeView};
-use super::{doctor, gpus, jobs};
+use super::{doctor, gpus, jobs, kept};
 use crate::cli::StatusArgs;
 use crate::client::{Client, Target, Whom};
 use crate::failure::Failure;
@@ -239,6 +239,9 @@ fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
         size::decimal(node.disk_free_bytes),
         size::decimal(inventory.disk)
     );
+    if let Some(kept) = kept::line(node) {
+        let _ = writeln!(text, "{}", wrap(&format!("  kept: {kept}"), paper.width, 8));
+    }
     if !inventory.environments.is_empty() {
         let kept = inventory.environments.len() as u64;
         let size = inventory.environments.iter().map(|kept| kept.bytes).sum();

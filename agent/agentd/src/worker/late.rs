@@ -3,15 +3,18 @@
 //!
 //! Tried once for each order; the controller repeats the order while somebody waits.
 
+use std::time::Duration;
+
 use agent_cas::Store;
 use agent_model::outcome::first_left_out;
 use agent_model::{Code, Fault, ReplicaId};
 use agent_shim::JobDir;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::outputs::Collected;
 use super::recover::read_order;
 use super::report::{Outbox, OutputsWanted, StoredOutputs};
+use super::retention::{self, Retention, Stay};
 use super::{faults, outputs};
 use crate::disk::DiskKeeper;
 
@@ -23,9 +26,17 @@ pub(crate) async fn store(
     dir: JobDir,
     replica: ReplicaId,
     wanted: OutputsWanted,
+    (retention, stay): (Retention, Duration),
 ) {
     let stored = attempt(&store, &outbox, &disk, &dir, &replica, wanted).await;
     info!(%replica, ?wanted, ?stored, "asked to store outputs of job");
+    let is_whole = stored.as_ref().is_ok_and(|stored| stored.missing.is_empty());
+    if wanted == OutputsWanted::AfterItsEnd && is_whole && retention::is_over(&dir) {
+        // Now it is a copy, and takes its room no longer than others.
+        if let Err(error) = retention.put(&dir, Stay::Copy(stay)).await {
+            warn!(%replica, %error, "cannot note retention of directory");
+        }
+    }
     let told = stored.map(|Collected { artifacts, missing, left_out }| {
         let missing = missing.iter().map(|file| format!("{} {}", file.path.display(), file.why));
         let left_out = first_left_out(missing.chain(left_out).collect());

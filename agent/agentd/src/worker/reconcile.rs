@@ -363,6 +363,9 @@ impl Reconciler {
                 self.save(replica, wanted);
             }
         }
+        for replica in orders.discard.iter().filter_map(|replica| replica.parse().ok()) {
+            self.discard(replica);
+        }
         let mut given = self.keep_given(&orders);
         let orders = orders.orders.into_iter().filter_map(understand).collect();
         for action in decide(orders, &self.held.keys().cloned().collect()) {
@@ -408,6 +411,20 @@ impl Reconciler {
         given
     }
 
+    /// Removes what is kept of a replica whose job was removed.
+    fn discard(&self, replica: ReplicaId) {
+        if self.held.contains_key(&replica) {
+            return;
+        }
+        let (retention, dir) = (self.worker.retention.clone(), self.worker.job_dir(&replica));
+        let name = format!("results of {replica}");
+        self.supervisor.spawn_infallible(
+            TaskKind::Runner,
+            &name,
+            async move { retention.discard(&dir).await },
+        );
+    }
+
     /// Stores the outputs of a replica, unless that is in progress.
     fn save(&mut self, replica: ReplicaId, wanted: OutputsWanted) {
         self.saving.retain(|_, token| token.strong_count() > 0);
@@ -419,7 +436,8 @@ impl Reconciler {
         self.saving.insert(saving, Arc::downgrade(&token));
         let Worker { store, outbox, disk, .. } = &*self.worker;
         let (store, outbox, disk) = (store.clone(), outbox.clone(), disk.clone());
-        let saved = late::store(store, outbox, disk, self.worker.job_dir(&replica), replica, wanted);
+        let keep = (self.worker.retention.clone(), self.worker.config.keep.jobs);
+        let saved = late::store(store, outbox, disk, self.worker.job_dir(&replica), replica, wanted, keep);
         self.supervisor.spawn_infallible(TaskKind::Runner, &name, async move {
             saved.await;
             drop(token);

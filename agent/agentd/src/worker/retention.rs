@@ -9,17 +9,22 @@
 //! time left first.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use agent_blocking::blocking;
+use agent_model::node::{Inventory, KeptResult};
 use agent_model::{Boot, Clock, failpoint};
 use agent_shim::JobDir;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tracing::{info, warn};
+
+use super::recover::read_order;
 
 use crate::disk::Reclaimer;
 
@@ -44,6 +49,9 @@ struct Mark {
     /// Some of its data is nowhere else, so it is kept until then even if the disk is low.
     #[serde(default = "yes")]
     precious: bool,
+    /// The room that it takes on the disk; `None` before that was measured.
+    #[serde(default)]
+    bytes: Option<u64>,
 }
 
 /// The default for marks without the field.
@@ -62,6 +70,8 @@ impl Mark {
 /// Keeps directories for a while. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Retention {
+    /// Where what is kept is made known, if anywhere.
+    inventory: Option<watch::Sender<Inventory>>,
     jobs: PathBuf,
     clock: Arc<dyn Clock>,
     boot_id: Arc<str>,
@@ -83,7 +93,25 @@ pub(crate) fn is_over(dir: &JobDir) -> bool {
 
 impl Retention {
     pub(crate) fn new(jobs: PathBuf, clock: Arc<dyn Clock>, boot_id: &str) -> Retention {
-        Retention { jobs, clock, boot_id: boot_id.into() }
+        Retention { inventory: None, jobs, clock, boot_id: boot_id.into() }
+    }
+
+    /// The same, and what is kept because it is nowhere else is made known there.
+    pub(crate) fn shown_in(self, inventory: watch::Sender<Inventory>) -> Retention {
+        Retention { inventory: Some(inventory), ..self }
+    }
+
+    /// Removes what is kept of a replica that is over, if there is anything.
+    pub(crate) async fn discard(&self, dir: &JobDir) {
+        if !is_over(dir) {
+            return;
+        }
+        let path = dir.path().to_owned();
+        let removed = blocking(move || {
+            tell(&path, discard(&path));
+        });
+        removed.await;
+        self.clone().swept(false).await;
     }
 
     /// Marks the directory of an ended replica to be removed after `stay`.
@@ -108,7 +136,7 @@ impl Retention {
 
     fn mark(&self, left: Duration, precious: bool) -> Mark {
         let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        Mark { left_ms, boot_id: self.boot_id.to_string(), at: self.clock.boot(), precious }
+        Mark { left_ms, boot_id: self.boot_id.to_string(), at: self.clock.boot(), precious, bytes: None }
     }
 
     async fn swept(self, is_low: bool) {
@@ -120,7 +148,7 @@ impl Retention {
     /// Removes the directories that are due, and while the disk `is_low` also the one copy with the least time left.
     fn sweep(&self, is_low: bool) -> io::Result<()> {
         failpoint::hit("node.retention.sweep")?;
-        let mut copies = Vec::new();
+        let (mut copies, mut kept) = (Vec::new(), Vec::new());
         for entry in std::fs::read_dir(&self.jobs)? {
             let path = entry?.path();
             if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(GONE.as_bytes())) {
@@ -128,19 +156,33 @@ impl Retention {
                 continue;
             }
             match self.look(&path) {
-                Some((Duration::ZERO, _)) => tell(&path, discard(&path)),
-                Some((left, false)) => copies.push((left, path)),
-                Some((_, true)) | None => {}
+                Some(Mark { left_ms: 0, .. }) => tell(&path, discard(&path)),
+                Some(Mark { left_ms, precious: false, .. }) => copies.push((left_ms, path)),
+                Some(Mark { bytes, .. }) => kept.extend(kept_in(&path, bytes.unwrap_or(0))),
+                None => {}
             }
         }
+        self.show(kept);
         if is_low && let Some((_, path)) = copies.into_iter().min() {
             tell(&path, discard(&path));
         }
         Ok(())
     }
 
-    /// How much of a directory's time is left, and whether it is precious; `None` when its replica is not over.
-    fn look(&self, path: &Path) -> Option<(Duration, bool)> {
+    /// Makes known what is kept.
+    fn show(&self, mut kept: Vec<KeptResult>) {
+        kept.sort();
+        if let Some(inventory) = &self.inventory {
+            inventory.send_if_modified(|known| {
+                let differs = known.kept != kept;
+                known.kept = kept;
+                differs
+            });
+        }
+    }
+
+    /// The mark of a directory with the time that is left now; `None` when its replica is not over.
+    fn look(&self, path: &Path) -> Option<Mark> {
         let text = match std::fs::read(path.join(MARK)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             text => text.unwrap_or_default(),
@@ -149,13 +191,15 @@ impl Retention {
             warn!(path = %path.display(), "cannot read retention of directory: its time begins anew");
             Mark { boot_id: String::new(), ..self.mark(ORPHANS_STAY + self.clock.boot().0, true) }
         });
-        let left = mark.left(&self.boot_id, self.clock.boot());
-        if mark.boot_id != *self.boot_id
-            && let Err(error) = write(path, &self.mark(left, mark.precious))
+        let now = self.mark(mark.left(&self.boot_id, self.clock.boot()), mark.precious);
+        let bytes = mark.bytes.or_else(|| mark.precious.then(|| room_of(path)));
+        let now = Mark { bytes, ..now };
+        if (mark.boot_id != *self.boot_id || mark.bytes != now.bytes)
+            && let Err(error) = write(path, &now)
         {
             warn!(path = %path.display(), %error, "cannot note retention of directory");
         }
-        Some((left, mark.precious))
+        Some(now)
     }
 }
 
@@ -167,6 +211,23 @@ impl Reclaimer for Retention {
     fn reclaim(&self, _: u64) -> BoxFuture<'_, ()> {
         self.clone().swept(true).boxed()
     }
+}
+
+/// What is kept in the directory of a replica.
+fn kept_in(path: &Path, bytes: u64) -> Option<KeptResult> {
+    let replica = path.file_name()?.to_str()?.parse().ok()?;
+    let owner = read_order(&JobDir::new(path)).ok().and_then(|record| record.spec.owner.clone());
+    Some(KeptResult { replica, owner: owner.map(|owner| owner.to_string()).unwrap_or_default(), bytes })
+}
+
+/// The room that a directory takes, as far as it can be read.
+fn room_of(path: &Path) -> u64 {
+    let Ok(found) = path.symlink_metadata() else { return 0 };
+    let below = || -> u64 {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| room_of(&entry.path())).sum()
+    };
+    found.blocks() * 512 + if found.is_dir() { below() } else { 0 }
 }
 
 fn tell(path: &Path, removed: io::Result<()>) {
@@ -232,7 +293,7 @@ mod tests {
 
     fn left(retention: &Retention, dir: &JobDir) -> Duration {
         retention.sweep(false).unwrap();
-        retention.look(dir.path()).map_or(Duration::ZERO, |(left, _)| left)
+        retention.look(dir.path()).map_or(Duration::ZERO, |mark| Duration::from_millis(mark.left_ms))
     }
 
     #[tokio::test]
@@ -265,6 +326,26 @@ mod tests {
         retention.reclaim(1).await;
         retention.reclaim(1).await;
         assert!(!newer.path().exists() && original.path().exists() && open.path().exists());
+    }
+
+    #[tokio::test]
+    async fn test_what_is_nowhere_else_is_shown_with_its_size_and_goes_when_it_is_told_to() {
+        let (temp, clock) = (tempfile::tempdir().unwrap(), Arc::new(Apart::default()));
+        let inventory = watch::Sender::new(Inventory::default());
+        let retention = retention(temp.path(), &clock, "boot").shown_in(inventory.clone());
+        let [copy, original, open] = dirs(temp.path(), ["a.1.0", "b.2.0", "c.1.0"]);
+        std::fs::write(original.path().join("out"), vec![7; 1 << 20]).unwrap();
+        retention.put(&copy, Stay::Copy(DAY)).await.unwrap();
+        retention.put(&original, Stay::Original).await.unwrap();
+        retention.tidy().await;
+        let kept = inventory.borrow().kept.clone();
+        assert_eq!(kept.iter().map(|one| one.replica.to_string()).collect::<Vec<_>>(), ["b.2.0"]);
+        assert!((1 << 20..2 << 20).contains(&kept[0].bytes), "{kept:?}");
+        retention.discard(&open).await;
+        assert!(open.path().exists(), "it is not over");
+        retention.discard(&original).await;
+        assert!(!original.path().exists() && copy.path().exists());
+        assert!(inventory.borrow().kept.is_empty());
     }
 
     #[tokio::test]

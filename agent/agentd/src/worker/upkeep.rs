@@ -116,6 +116,7 @@ impl Upkeep {
         self.inventory.send_if_modified(|known| {
             // Other tasks update these.
             found.environments.clone_from(&known.environments);
+            found.kept.clone_from(&known.kept);
             found.interpreters.clone_from(&known.interpreters);
             gpus::keep_known(known, &mut found);
             let differs = !is_same(known, &found);

@@ -150,6 +150,7 @@ impl Session {
             environments: orders.environments.iter().map(environment).collect(),
             outputs: orders.outputs.iter().map(ReplicaId::to_string).collect(),
             running_outputs: orders.running_outputs.iter().map(ReplicaId::to_string).collect(),
+            discard: orders.discard.iter().map(ReplicaId::to_string).collect(),
             preemption: orders
                 .preemption
                 .clone()

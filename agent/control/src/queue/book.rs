@@ -18,6 +18,7 @@ mod environments;
 mod fleet;
 mod gangs;
 mod jobs;
+mod kept;
 mod line;
 mod lives;
 mod naming;
@@ -117,6 +118,7 @@ pub(crate) struct Book {
     wishes: environments::Wishes,
     /// Documents that are only written to the disk, and not used here.
     passing: Changes,
+    kept: kept::KeptResults,
     /// Why nothing is placed now: the machine is about to be shut down.
     closed: Option<Arc<str>>,
     /// There is a decision that must be on disk before it is reported.
@@ -156,6 +158,7 @@ impl Book {
             prospects: Vec::new(),
             wishes: environments::Wishes::new(),
             passing: Changes::default(),
+            kept: kept::KeptResults::default(),
             closed: None,
             urgent: false,
             replan: true,
@@ -303,6 +306,7 @@ impl Book {
     pub(crate) fn remove(&mut self, job: JobRecord, now: Moment) -> bool {
         let ended = self.jobs.get(&job.id).is_none() && job.state.is_terminal();
         if ended {
+            self.kept.has_been_removed(&job.id, job.epoch);
             self.jobs.remove(job, now);
             self.urgent = true;
         }

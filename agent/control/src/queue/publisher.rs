@@ -279,6 +279,7 @@ impl Publisher {
                     && told.environments == orders.environments
                     && told.outputs == orders.outputs
                     && told.running_outputs == orders.running_outputs
+                    && told.discard == orders.discard
                     && told.preemption == orders.preemption
             };
             if owed || !same {

@@ -246,6 +246,16 @@ pub(super) fn returned(code: i32, tail: Vec<String>, has_code: bool) -> Fault {
             }
         });
     }
+    if tail.iter().any(|line| agent_fs::says_full(line)) {
+        let fault = Fault::new(
+            Code::DiskFull,
+            format!("the command returned {code}, and said that its disk is full"),
+        );
+        return with_tail(fault, tail).fix(
+            "make room on the disk of the node: `agentctl status` shows how full it is, and `agentctl gc` what takes it; or, \
+             if the line above names another disk, on that",
+        );
+    }
     let absent = tail.iter().find_map(|line| absent_module(line)).map(str::to_owned);
     let fault = with_tail(Fault::new(Code::CommandFailed, format!("the command returned {code}")), tail);
     let fault = match code - 128 {

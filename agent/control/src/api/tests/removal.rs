@@ -44,6 +44,53 @@ async fn test_a_removed_job_is_gone_and_its_name_is_free() {
     rig.stop().await;
 }
 
+/// What a node keeps because it is stored nowhere else goes with its job, and nothing else does.
+#[tokio::test]
+async fn test_what_a_node_keeps_of_a_removed_job_is_let_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let mut node = Node::join(&rig, 2).await;
+    for job in ["a", "b"] {
+        let replica = format!("{job}.1.0");
+        rig.submit(job).await;
+        node.ordered(&replica).await;
+        node.deliver(&replica, outcome(0, b"")).await.unwrap();
+        rig.ended(job).await;
+        node.forgets(&replica).await;
+    }
+    let kept = |job: &str| v1::KeptResult { replica: format!("{job}.1.0"), owner: "ada".into(), bytes: 7 };
+    let inventory = || v1::Inventory {
+        slots: 2,
+        kept: ["a", "b", "of-another-life"].map(kept).into(),
+        ..v1::Inventory::default()
+    };
+    let discards = async |node: &mut Node, expected: &[&str]| {
+        within("orders about what is kept", async {
+            loop {
+                let orders = node.orders.message().await.unwrap().expect("orders go on");
+                if orders.discard == expected {
+                    return;
+                }
+                node.report().await;
+            }
+        })
+        .await;
+    };
+    node.send(Some(inventory())).await;
+    discards(&mut node, &[]).await;
+    remove(&rig, "a").await.unwrap();
+    node.report().await;
+    discards(&mut node, &["a.1.0"]).await;
+    rig.kill().await;
+    let rig = Rig::start(dir.path()).await;
+    let mut node = Node::join(&rig, 2).await;
+    node.send(Some(inventory())).await;
+    discards(&mut node, &["a.1.0"]).await;
+    node.send(Some(v1::Inventory { slots: 2, ..v1::Inventory::default() })).await;
+    discards(&mut node, &[]).await;
+    rig.stop().await;
+}
+
 #[tokio::test]
 async fn test_jobs_that_ended_long_ago_are_removed_and_no_others() {
     let dir = tempfile::tempdir().unwrap();

@@ -280,6 +280,7 @@ impl Book {
             eligibility: state.map(|node| node.record.eligibility),
             outputs: Vec::new(),
             running_outputs: Vec::new(),
+            discard: state.map(|node| self.discarded_on(node)).unwrap_or_default(),
         }
     }
 }
