@@ -470,8 +470,8 @@ pub(crate) struct WaitArgs {
     /// The jobs' names, or the beginnings of them; `-` is your last one.
     #[arg(required = true)]
     pub(crate) jobs: Vec<String>,
-    /// Wait at most this many seconds; the jobs go on.
-    #[arg(long, value_name = "SECONDS")]
+    /// Wait at most so long, such as `90s` or `30m`; a bare number is seconds. The jobs go on.
+    #[arg(long, value_name = "TIME", value_parser = patience)]
     pub(crate) timeout: Option<u64>,
 }
 
@@ -527,6 +527,14 @@ fn lasting(text: &str) -> Result<Duration, &'static str> {
     let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong)?;
     let seconds = number.checked_mul(factor).filter(|seconds| *seconds > 0).ok_or(wrong)?;
     Ok(Duration::from_secs(seconds))
+}
+
+/// The same in seconds, which may be written as a bare number.
+fn patience(text: &str) -> Result<u64, &'static str> {
+    match text.parse() {
+        Ok(seconds) => Ok(seconds),
+        Err(_) => lasting(text).map(|time| time.as_secs()),
+    }
 }
 
 /// A variable of the environment, if it is set and not empty.

@@ -202,16 +202,20 @@ pub(crate) async fn join(
     };
     let known = Credentials::read(&path).map_err(|error| unusable(&error))?;
     let same_place = known.as_ref().is_some_and(|known| known.controller == address(&place));
-    // A machine that is a node already needs no token to find that out.
-    if let Some(known) = known.as_ref().filter(|_| same_place)
+    // A machine that is a node already needs no token to find that out. Whoever proves to be its authority is its
+    // controller, at whatever address.
+    if let Some(known) = known.as_ref()
         && let Ok(certified) = known.certified()
-        && still_member(config, known, &certified, &place, &clock).await?
     {
-        return Ok(format!(
-            "this machine is a node of {} already, as {}",
-            address(&place),
-            name_of(&certified)
-        ));
+        match still_member(config, known, &certified, &place, &clock).await {
+            Ok(true) => {
+                let (place, name) = (address(&place), name_of(&certified));
+                return Ok(format!("this machine is a node of {place} already, as {name}"));
+            }
+            Err(fault) if same_place => return Err(fault),
+            // Somebody else answers there, or nobody: the token says who should.
+            Ok(false) | Err(_) => {}
+        }
     }
     if !args.lose_jobs {
         require_no_jobs(config).await?;
@@ -344,7 +348,8 @@ async fn still_member(
     let dialer = dialer(place, trust, Some(held), config, clock)?;
     let channel = transport::dial(transport::endpoint(), Way::Tls(dialer));
     match renew(known, &channel).await {
-        Ok(new) => {
+        Ok(mut new) => {
+            new.controller = address(place);
             let path = file(&config.state_dir);
             let failed = |error: io::Error| {
                 Fault::new(Code::StateUnusable, format!("cannot write {}", path.display())).because(&error)

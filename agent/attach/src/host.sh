@@ -91,7 +91,6 @@ probe() {
     say "home_kb $(free_kb "$HOME")"
     say "home_writable $(may_write "$HOME")"
     say "memory_kb $(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)"
-    say "now $(date +%s)"
     say "python $(python3 -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
     say "venv $(python3 -c 'import ensurepip, venv; print("yes")' 2>/dev/null)"
     [ -S /var/run/docker.sock ] && say 'docker yes'
@@ -124,6 +123,8 @@ probe() {
         look
         say 'looked yes'
     fi
+    # Last, because what comes before may take long: the clock is compared with the moment at which this is read.
+    say "now $(date +%s)"
     say 'done'
 }
 

@@ -138,6 +138,8 @@ pub struct SshHost {
     pub shown_as: String,
     password: Option<String>,
     facts: Facts,
+    /// When it said what its clock shows, in seconds.
+    probed: u64,
     plan: Option<InstallPlan>,
     /// How the host reaches the controller.
     way: ControllerWay,
@@ -195,6 +197,7 @@ impl SshHost {
             shown_as: target.host().to_string(),
             password: target.password.clone(),
             facts: Facts::default(),
+            probed: 0,
             plan: None,
             way: ControllerWay::Direct,
             tunnel,
@@ -205,6 +208,7 @@ impl SshHost {
         let name = controller.map_or("", |(name, _)| name);
         let variables = vec![("CONTROLLER_HOST", name), ("CONTROLLER_PORT", &port)];
         host.facts = host.step("probe", "looking around", &variables, STEP).await?;
+        host.probed = SystemClock.now().0 / 1000;
         host.plan = Some(host.ask_for_root(&target, desk).await?);
         Ok(host)
     }
@@ -317,7 +321,7 @@ impl SshHost {
             packed: package.packed,
             unpacked: package.unpacked,
             glibc: package.glibc,
-            now: SystemClock.now().0 / 1000,
+            now: self.probed,
         };
         self.plan.map(|plan| report::findings(&self.facts, plan, &needs)).unwrap_or_default()
     }

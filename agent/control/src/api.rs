@@ -26,6 +26,7 @@ mod telemetry;
 mod tunnels;
 mod worker;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -395,7 +396,7 @@ fn address_of(job: &JobRecord, replica: &ReplicaRecord) -> String {
     let gang = job.gang(replica.rank);
     let seat = gang.as_ref().and_then(|gang| gang.roster.seat(replica.rank));
     let place = seat.map(|seat| &seat.place).or(replica.ready.as_ref().map(|ready| &ready.place));
-    place.map(|place| format!("{}:{}", place.address, place.first_port)).unwrap_or_default()
+    place.map(|place| SocketAddr::new(place.address, place.first_port).to_string()).unwrap_or_default()
 }
 
 /// A job as users see it who may not read it: that it exists, its state and what it needs, and nothing of what it

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::address::MAX_SOCKET_PATH;
+
 /// The state directory of a daemon and the socket clients find it at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
@@ -21,7 +23,13 @@ impl Places {
     pub fn user(variable: impl Fn(&str) -> Option<String>) -> Option<Places> {
         let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let data = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")))?;
-        Some(Places::below(&data.join("agentd")))
+        let places = Places::below(&data.join("agentd"));
+        let runtime = absolute("XDG_RUNTIME_DIR").map(|runtime| runtime.join("agentd.sock"));
+        Some(match runtime {
+            // The system takes no longer path for a socket than so, and some homes are deep.
+            Some(socket) if places.socket.as_os_str().len() > MAX_SOCKET_PATH => Places { socket, ..places },
+            _ => places,
+        })
     }
 
     /// Of a daemon that keeps everything in one directory.
@@ -50,6 +58,15 @@ mod tests {
         assert_eq!(at(&[("HOME", "/h"), ("XDG_DATA_HOME", "/x")]), Some("/x/agentd".into()));
         assert_eq!(at(&[("HOME", "/h"), ("XDG_DATA_HOME", "rel")]), Some("/h/.local/share/agentd".into()));
         assert_eq!(at(&[]), None);
+        let deep: &'static str = Box::leak(format!("/{}", "h".repeat(90)).into_boxed_str());
+        let socket = |pairs: Vec<(&'static str, &'static str)>| {
+            Places::user(env(Vec::leak(pairs))).map(|places| places.socket.display().to_string())
+        };
+        assert!(socket(vec![("HOME", deep)]).unwrap().starts_with(deep), "there is no other place");
+        let near = socket(vec![("HOME", deep), ("XDG_RUNTIME_DIR", "/run/user/7")]);
+        assert_eq!(near.as_deref(), Some("/run/user/7/agentd.sock"));
+        let short = socket(vec![("HOME", "/h"), ("XDG_RUNTIME_DIR", "/run/user/7")]);
+        assert_eq!(short.as_deref(), Some("/h/.local/share/agentd/agentd.sock"));
         let cache = |pairs| user_cache(env(pairs));
         assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Some("/x/agentd".into()));
         assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "rel")]), Some("/h/.cache/agentd".into()));

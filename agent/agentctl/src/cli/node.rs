@@ -53,8 +53,8 @@ pub(crate) struct DrainArgs {
     /// Do not wait until its jobs have ended.
     #[arg(long, conflicts_with = "timeout")]
     pub(crate) no_wait: bool,
-    /// Wait at most this many seconds; the drain goes on afterwards.
-    #[arg(long, value_name = "SECONDS")]
+    /// Wait at most so long, such as `90s` or `30m`; a bare number is seconds. The drain goes on afterwards.
+    #[arg(long, value_name = "TIME", value_parser = super::patience)]
     pub(crate) timeout: Option<u64>,
 }
 

@@ -148,9 +148,9 @@ fn person() -> Result<Person, Failure> {
     let home =
         home.ok_or_else(|| Failure::refused("HOME is not set", "set it: keys and ~/.ssh/config are there"))?;
     let named = variable("USER").or_else(|| variable("LOGNAME"));
-    let root = || rustix::process::getuid().is_root().then(|| "root".to_owned());
-    let user = named.or_else(root);
-    let user = user.ok_or_else(|| Failure::refused("USER is not set", "set it to your name"))?;
+    // As ssh does: who it is is known to the system, whatever the environment says.
+    let own = || nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name);
+    let user = named.or_else(own).unwrap_or_default(); // nobody: then the host is named with its user
     Ok(Person { home, user, agent: variable("SSH_AUTH_SOCK").map(PathBuf::from) })
 }
 

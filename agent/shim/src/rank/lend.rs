@@ -147,8 +147,14 @@ pub(crate) fn rsh(words: &[OsString]) -> ExitCode {
     let found = order.hosts.iter().position(|known| known.address.to_string() == host);
     match found {
         Some(rank) if rank != order.rank as usize => {
-            let told = reach(&order.hosts[rank], &order.secret, &line).unwrap_or_else(|error| {
-                say(&format!("rank {rank} at {host} does not start what it is asked to: {error}"));
+            let told = reach(&order.hosts[rank], &order.secret, &line).unwrap_or_else(|lost| {
+                say(&match lost {
+                    Lost::Before(error) => {
+                        format!("rank {rank} at {host} does not start what it is asked to: {error}")
+                    }
+                    // It had: it came to its end, or its machine did.
+                    Lost::After(error) => format!("rank {rank} at {host} is not heard any more: {error}"),
+                });
                 UNREACHED
             });
             ExitCode::from(told)
@@ -172,7 +178,24 @@ fn elsewhere(line: &str, rsh: &Path) -> String {
     line.replace(&*rsh.to_string_lossy(), "sh")
 }
 
-fn reach(host: &Host, secret: &Secret, line: &str) -> io::Result<u8> {
+/// How the conversation with a rank broke.
+#[derive(Debug)]
+enum Lost {
+    /// It was not asked, or did not take it.
+    Before(io::Error),
+    /// It had begun what it was asked to.
+    After(io::Error),
+}
+
+/// Has a rank run a command line; the code with which that ended.
+fn reach(host: &Host, secret: &Secret, line: &str) -> Result<u8, Lost> {
+    let mut stream = begin(host, secret, line).map_err(Lost::Before)?;
+    let mut heard = false;
+    follow(&mut stream, &mut heard)
+        .map_err(|error| if heard { Lost::After(error) } else { Lost::Before(error) })
+}
+
+fn begin(host: &Host, secret: &Secret, line: &str) -> io::Result<TcpStream> {
     let (at, end) = (SocketAddr::new(host.address, host.port), Instant::now() + THERE);
     let mut stream = loop {
         match TcpStream::connect_timeout(&at, ASKS) {
@@ -184,8 +207,14 @@ fn reach(host: &Host, secret: &Secret, line: &str) -> io::Result<u8> {
     stream.set_read_timeout(Some(ASKS))?;
     wire::ask(&mut stream, secret, line)?;
     stream.set_read_timeout(None)?;
+    Ok(stream)
+}
+
+fn follow(stream: &mut TcpStream, heard: &mut bool) -> io::Result<u8> {
     loop {
-        match wire::told(&mut stream)? {
+        let told = wire::told(stream)?;
+        *heard = true;
+        match told {
             Told::Out(data) => io::stdout().write_all(&data).and_then(|()| io::stdout().flush())?,
             Told::Err(data) => io::stderr().write_all(&data)?,
             Told::Exit(code) => return Ok(code),

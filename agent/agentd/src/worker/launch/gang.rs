@@ -3,6 +3,7 @@
 //! The names are those that frameworks read, and those that old and new scripts for the cloud expect.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use agent_model::job::{Distribution, JobDraft};
 use agent_model::protocol::gang::{RankPlace, Roster, Secret};
@@ -76,7 +77,7 @@ impl Seating {
             ("WORLD_SIZE", world.to_string()),
             ("AZ_BATCH_HOST_LIST", addresses.join(",")),
             ("AZ_BATCH_NODE_LIST", addresses.join(";")),
-            ("AZ_BATCH_MASTER_NODE", format!("{}:{service}", first.address)),
+            ("AZ_BATCH_MASTER_NODE", SocketAddr::new(first.address, service).to_string()),
             ("AZ_BATCH_IS_CURRENT_NODE_MASTER", (self.rank == 0).to_string()),
             (
                 "AZ_BATCH_NODE_ID",
@@ -206,7 +207,7 @@ fn ray(job: &JobDraft, rank: u32, first: &RankPlace, own: &RankPlace, command: &
         return command.to_owned();
     };
     let port = if *port == 0 { first.port(ports::MASTER) } else { *port };
-    let head = format!("{}:{port}", first.address);
+    let head = SocketAddr::new(first.address, port).to_string();
     if rank > 0 {
         return format!(
             "tries=0\n\
@@ -234,7 +235,7 @@ fn ray(job: &JobDraft, rank: u32, first: &RankPlace, own: &RankPlace, command: &
 fn spark(rank: u32, first: &RankPlace, own: &RankPlace, command: &str) -> String {
     let (port, web, worker_web) =
         (first.port(ports::MASTER), first.port(ports::SERVICE), own.port(ports::SERVICE + 1));
-    let master = format!("spark://{}:{port}", first.address);
+    let master = format!("spark://{}", SocketAddr::new(first.address, port));
     let worker = format!(
         "spark-class org.apache.spark.deploy.worker.Worker --host {} --webui-port {worker_web} \
          --work-dir \"$PWD/.agentd/spark\" {master}",
