@@ -310,7 +310,7 @@ fn test_lack_is_not_blamed_on_who_asked_for_an_environment() {
     assert_eq!(judged(Errno::MFILE), (true, Blame::Node, Retry::OtherNode));
     assert_eq!(judged(Errno::AGAIN), (true, Blame::Node, Retry::OtherNode));
     let (lack, blame, _) = judged(Errno::NOENT);
-    assert_eq!((lack, blame), (false, Blame::User));
+    assert_eq!((lack, blame), (false, Blame::Node), "nothing of the job is in it");
     let io =
         AcquireError::Io { what: "make", path: "x".into(), source: std::sync::Arc::new(Errno::NFILE.into()) };
     assert!(io.is_lack());
