@@ -504,6 +504,7 @@ impl Task {
             }
         }
         self.look_up_strangers().await;
+        self.look_up_kept().await;
         self.publisher.settle_rules(now);
         let due = self.flush.is_some_and(|at| at <= Instant::now());
         let heard = if self.publisher.book.is_urgent() || due || self.store.is_moved() {
@@ -536,19 +537,23 @@ impl Task {
                 }
             }
         }
-        for id in self.publisher.book.unknown_kept() {
-            match self.store.job(&id).await {
-                Ok(job) => self.publisher.book.resolve_kept(&id, job.as_ref()),
-                Err(error) => {
-                    tracing::error!(job = %id, error = &error as &dyn std::error::Error, "cannot read job of kept results: looking again soon");
-                }
-            }
-        }
         for id in self.publisher.book.unknown_predecessors() {
             match self.store.job(&id).await {
                 Ok(job) => self.publisher.book.resolve_predecessor(&id, job.as_ref()),
                 Err(error) => {
                     tracing::error!(job = %id, error = &error as &dyn std::error::Error, "cannot read job that others wait for: looking again soon");
+                }
+            }
+        }
+    }
+
+    /// Asks the store about jobs of which nodes keep results.
+    async fn look_up_kept(&mut self) {
+        for id in self.publisher.book.unknown_kept() {
+            match self.store.job(&id).await {
+                Ok(job) => self.publisher.book.resolve_kept(&id, job.as_ref()),
+                Err(error) => {
+                    tracing::error!(job = %id, error = &error as &dyn std::error::Error, "cannot read job of kept results: looking again soon");
                 }
             }
         }
