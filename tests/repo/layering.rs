@@ -130,7 +130,7 @@ const WORKER: &[(&str, &[&str])] = &[
     ("faults", &["data", "fetch", "outputs"]),
     ("fetch", &["data", "stand_in"]),
     ("journal", &["faults"]),
-    ("late", &["faults", "outputs", "recover", "report"]),
+    ("late", &["faults", "outputs", "recover", "report", "retention"]),
     ("launch", &["fetch", "rendezvous", "stand_in"]),
     ("peers", &["rendezvous"]),
     ("pins", &["journal"]),

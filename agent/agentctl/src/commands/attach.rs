@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use agent_attach::{Membership, Package, Person, SshHost, SshWish};
 use agent_model::node::Grade;
-use agent_model::{Code, Fault, TunnelSpec};
+use agent_model::{Code, Fault, Principal, TunnelSpec};
 use agent_proto::v1;
 use futures_util::stream::{self, StreamExt};
 use tokio::sync::Mutex;
@@ -149,8 +149,9 @@ fn person() -> Result<Person, Failure> {
         home.ok_or_else(|| Failure::refused("HOME is not set", "set it: keys and ~/.ssh/config are there"))?;
     let named = variable("USER").or_else(|| variable("LOGNAME"));
     // As ssh does: who it is is known to the system, whatever the environment says.
-    let own = || nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name);
-    let user = named.or_else(own).unwrap_or_default(); // nobody: then the host is named with its user
+    let own =
+        || crate::client::person(&Principal::Local { uid: rustix::process::getuid().as_raw() }.to_string());
+    let user = named.unwrap_or_else(own);
     Ok(Person { home, user, agent: variable("SSH_AUTH_SOCK").map(PathBuf::from) })
 }
 
