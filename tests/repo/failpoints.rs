@@ -66,7 +66,6 @@ const EXCUSED: &[(&str, &str, &str)] = &[
     ("agent/command/src/lib.rs", ".spawn()?);", "who runs a command has the failpoint: env.build.spawn"),
     ("agent/command/src/lib.rs", "file.write_all(bytes)", "a file in memory"),
     ("agent/runtime/src/exec/session.rs", ".write_all(", "who opened the session is told that it ended"),
-    ("agent/shim/src/apart.rs", "fs::write(&list", "without it the job's user has no name, and that is told"),
     ("agent/shim/src/attend.rs", ".write_all(frame)", "whoever opened the session is told, or is gone"),
     ("agent/shim/src/attend/command.rs", "command.spawn()?", "likewise"),
     ("agent/shim/src/attend/port.rs", "stream.write_all(", "likewise"),

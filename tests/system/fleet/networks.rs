@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -100,4 +101,37 @@ fn test_a_dead_peer_is_noticed() {
     swallow.store(false, Ordering::SeqCst);
     site.until_ready("n0");
     assert!(!site.nodes[0].log().contains("NODE-108"));
+}
+
+#[test]
+fn test_a_controller_that_moved_is_followed_without_a_token_and_another_one_is_not() {
+    let (mut site, other) = (Site::new(), Site::new());
+    site.add_user("ada", "submit");
+    site.add_node("n0", "127.0.0.1");
+    site.nodes[0].kill();
+    let join = |address: &str| {
+        let mut join = site.nodes[0].command_of(&["join", address]);
+        let stdin = std::fs::File::open("/dev/null").unwrap();
+        finish(
+            join.stdin(stdin)
+                .env("HTTPS_PROXY", "http://127.0.0.1:9")
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped()),
+        )
+    };
+    let identity = || std::fs::read_to_string(site.nodes[0].state().join("identity.json")).unwrap();
+    let before = identity();
+    join(&other.address("127.0.0.1")).code(1).says("NET-104");
+    assert_eq!(identity(), before);
+    let told = join(&site.address("127.0.0.2")).ok();
+    assert!(told.stdout.contains("is a node of https://127.0.0.2:"), "{told:?}");
+    assert!(identity().contains(&site.address("127.0.0.2")));
+    site.nodes[0].spawn();
+    site.until_ready("n0");
+
+    let follow = |address: String| site.by("ada", &["context", "move", "lab", &address]);
+    follow(other.address("127.0.0.1")).code(4).says("does not answer at");
+    follow(site.address("127.0.0.2")).ok();
+    assert!(site.by("ada", &["context", "list"]).ok().stdout.contains(&site.address("127.0.0.2")));
+    site.by("ada", &["jobs"]).ok();
 }
