@@ -13,8 +13,8 @@
 
 mod arrays;
 mod ballast;
-mod loaded;
 mod error;
+mod loaded;
 mod members;
 mod names;
 mod opening;
@@ -48,8 +48,8 @@ use seats::Earlier;
 pub(crate) use seats::RankPlace;
 
 pub(crate) use arrays::ArrayRecord;
-pub(crate) use loaded::{Loaded, Missing, earlier_trials};
 pub use error::StoreError;
+pub(crate) use loaded::{Loaded, Missing, earlier_trials};
 pub(crate) use members::{MemberRecord, RemovedRecord, TokenRecord, UserRecord};
 pub use opening::OpenStoreError;
 pub(crate) use opening::Recovery;
