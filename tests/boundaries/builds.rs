@@ -120,6 +120,7 @@ fn attack(host: &Host, witness: &Path) -> String {
                 except OSError: pass
     seen += subprocess.run(["ipcs", "-q"], capture_output=True, text=True).stdout.splitlines()
     open("{w}/seen", "w").write("\n".join(seen))
+    open("{w}/devices", "w").write(" ".join(sorted(os.listdir("/dev"))))
     open("/tmp/left-by-attacker", "w").write("x")
     code = "import sys, time\nwhile True:\n    open(sys.prefix + '/late', 'a').write('x'); time.sleep(0.01)"
     for words in ([sys.executable, "-c", code], ["sleep", "{LEFT}"]):
@@ -155,6 +156,10 @@ fn beside_another(tally: &mut Tally, host: &Host, daemon: u32) {
         assert!(seen.contains("pip") && seen.contains("attacker"), "it looked: {seen}");
         assert!(!seen.contains("victim"), "{seen}");
         assert!(!seen.contains("0x"), "{seen}");
+    });
+    tally.case("it sees no hardware of the machine: GPUs are of jobs", || {
+        let seen = fs::read_to_string(dir.join("devices")).expect("what it saw");
+        assert_eq!(seen, "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero");
     });
     tally.case("each owner has a builder of his own, and it sees his caches alone", || {
         let id = |file: &str| -> u32 {
