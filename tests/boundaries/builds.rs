@@ -100,11 +100,13 @@ fn of_the_helper(tally: &mut Tally, _: &Scale) {
     beside_another(tally, &host, KEEPER);
 }
 
-/// How long what the attacker leaves would run, which nothing else here does.
-const LEFT: &str = "7071.5";
+/// How long what the attacker leaves would run, in seconds, which nothing else here does: not the row beside it either.
+fn left(daemon: u32) -> String {
+    format!("7071.{daemon}5")
+}
 
 /// What a build tries on the one beside it: what it sees, and what it writes wherever it can.
-fn attack(host: &Host, witness: &Path) -> String {
+fn attack(host: &Host, witness: &Path, left: &str) -> String {
     format!(
         r#"os.path.exists("{w}/his") or open("{w}/his", "w").write(str(os.getuid()))
     seen = []
@@ -123,7 +125,7 @@ fn attack(host: &Host, witness: &Path) -> String {
     open("{w}/devices", "w").write(" ".join(sorted(os.listdir("/dev"))))
     open("/tmp/left-by-attacker", "w").write("x")
     code = "import sys, time\nwhile True:\n    open(sys.prefix + '/late', 'a').write('x'); time.sleep(0.01)"
-    for words in ([sys.executable, "-c", code], ["sleep", "{LEFT}"]):
+    for words in ([sys.executable, "-c", code], ["sleep", "{left}"]):
         subprocess.Popen(words, start_new_session=True, env={{}}, stdin=subprocess.DEVNULL,
                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"#,
         state = host.state().display(),
@@ -144,7 +146,7 @@ fn beside_another(tally: &mut Tally, host: &Host, daemon: u32) {
         w = dir.display()
     );
     let victim = slow_package(host, "victim", &dir, &waits);
-    let attacker = slow_package(host, "attacker", &dir, &attack(host, &dir));
+    let attacker = slow_package(host, "attacker", &dir, &attack(host, &dir, &left(daemon)));
     let hers = submitted(host, GAMES, "python -c 'import slow; print(slow.x)'", &needs(&victim));
     eventually("the first is built", SOON, || (begun(&dir) == 1).then_some(()));
     let his = submitted(host, OTHER, "echo ran", &needs(&attacker));
@@ -179,7 +181,7 @@ fn beside_another(tally: &mut Tally, host: &Host, daemon: u32) {
     tally.case("nothing that it left runs once its environment is recorded", || {
         let lines = fs::read_dir("/proc").expect("processes").flatten();
         let mut lines = lines.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
-        assert!(!lines.any(|line| line.ends_with(format!("{LEFT}\0").as_bytes())));
+        assert!(!lines.any(|line| line.ends_with(format!("{}\0", left(daemon)).as_bytes())));
         let again = submitted(host, OTHER, "echo again", &needs(&attacker));
         assert_eq!(host.wait_for(&again, ENDED), "Completed");
         let log = why(&again);
