@@ -1,6 +1,5 @@
 //! Group B: servers that are broken, lie, or never finish, and packages that are not what was announced.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -293,9 +292,7 @@ fn changed(tally: &mut Tally, scale: &Scale) {
         let wish = room.wish(&format!("file://{}", folder.dir.display()), &["old-format", "text-prefix"]);
         let request = EngineRequest { version: VERSION, task: Task::Build(Box::new(wish)) };
         let request = serde_json::to_string(&request).expect("JSON");
-        let mut limited = room.command();
-        let engine = limited.get_program().to_owned();
-        limited = within(&limited, engine);
+        let mut limited = within(&room.command());
         let told = catch_unwind(AssertUnwindSafe(|| room.start_with(&request, &mut limited).finish()));
         match told {
             Ok(told) if told.took < Duration::from_secs(20) => built += u32::from(told.status.success()),
@@ -311,9 +308,9 @@ fn changed(tally: &mut Tally, scale: &Scale) {
 
 /// The same command, with 1 GiB of memory to write in.
 #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
-fn within(command: &Command, engine: OsString) -> Command {
+fn within(command: &Command) -> Command {
     let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -d 1048576; exec \"$0\""]).arg(engine).env_clear();
+    limited.args(["-c", "ulimit -d 1048576; exec \"$0\""]).arg(command.get_program()).env_clear();
     limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     limited.current_dir(command.get_current_dir().expect("a directory"));
     limited

@@ -131,7 +131,7 @@ pub fn hide(launch: &Launch, view: Option<&View>, dir: &Path) -> Vec<String> {
 /// Open MPI, Spark.
 fn be_named(user: &User, variables: &BTreeMap<String, String>, dir: &Path) -> io::Result<()> {
     const NONE: Option<&str> = None;
-    let read_only = [MsFlags::MS_BIND, MsFlags::MS_REMOUNT, MsFlags::MS_RDONLY, MsFlags::MS_NOSUID];
+    let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
     let of = |name: &str| variables.get(name).map_or("", String::as_str);
     let (name, home) = (of("USER"), of("HOME"));
     if [name, home].iter().any(|text| text.is_empty() || text.contains([':', '\n'])) {
@@ -147,7 +147,7 @@ fn be_named(user: &User, variables: &BTreeMap<String, String>, dir: &Path) -> io
         std::fs::write(&list, own + &std::fs::read_to_string(place)?)?;
         std::fs::set_permissions(&list, Permissions::from_mode(0o644))?;
         mount(Some(&list), place, NONE, MsFlags::MS_BIND, NONE)?;
-        mount(NONE, place, NONE, read_only.into_iter().collect(), NONE)?;
+        mount(NONE, place, NONE, read_only, NONE)?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 //! Invariant: when the first process of a builder has ended by itself, no other process of it runs.
 
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -57,6 +57,12 @@ pub(crate) fn enter(room: &BuilderRoom) -> io::Result<()> {
     }
 }
 
+/// Shows at a place what was opened before that was hidden.
+fn show(opened: &OwnedFd, place: &Path) -> io::Result<()> {
+    let from = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    Ok(mount(Some(from.as_str()), place, NONE, MsFlags::MS_BIND, NONE)?)
+}
+
 /// Puts another `/dev` in the place of the machine's, with nothing of its hardware in it: GPUs are of jobs.
 fn own_devices() -> io::Result<()> {
     let open =
@@ -72,8 +78,7 @@ fn own_devices() -> io::Result<()> {
             "pts" => std::fs::create_dir(&place)?,
             _ => drop(std::fs::File::create(&place)?),
         }
-        let from = format!("/proc/self/fd/{}", at.as_raw_fd());
-        mount(Some(from.as_str()), &place, NONE, MsFlags::MS_BIND, NONE)?;
+        show(&at, &place)?;
     }
     let links = [
         ("fd", "/proc/self/fd"),
@@ -102,8 +107,7 @@ fn hide(dir: &Path, sees: &[PathBuf]) -> io::Result<()> {
     for (path, at) in seen {
         let place = dir.join(path);
         std::fs::create_dir_all(&place)?;
-        let from = format!("/proc/self/fd/{}", at.as_raw_fd());
-        mount(Some(from.as_str()), &place, NONE, MsFlags::MS_BIND, NONE)?;
+        show(&at, &place)?;
     }
     Ok(())
 }

@@ -52,9 +52,16 @@ fn test_a_name_of_another_user_is_told_and_takes_no_place_of_the_operators() {
 }
 
 fn until_it_says(site: &Site, job: &str, text: &str) {
-    let ended = || site.json(&["show", job, "--json"])["state"] == "Completed";
-    eventually(&format!("{job} has ended"), SOON, || ended().then_some(()));
-    assert!(site.by("ada", &["logs", job]).ok().stdout.contains(text), "{job}");
+    let said = said(site, "ada", job);
+    assert!(said.contains(text), "{job}: {said}");
+}
+
+/// What a job of a user printed, once it has completed.
+fn said(site: &Site, user: &str, job: &str) -> String {
+    eventually(&format!("{job} has ended"), SOON, || {
+        (site.json(&["show", job, "--json"])["state"] == "Completed").then_some(())
+    });
+    site.by(user, &["logs", job]).ok().stdout
 }
 
 #[test]
@@ -126,17 +133,14 @@ fn test_a_user_of_the_fleet_has_the_own_name_in_jobs_unless_it_is_somebodys_here
     node.spawn();
     site.nodes.push(node);
     site.until_ready("n0");
-    let said = |user: &str| {
+    let names_of = |user: &str| {
         let job = "command: 'echo $(id -un) $(id -gn) $USER $(getent passwd $(id -u) | cut -d: -f1) ~'\n";
         let job = site.by(user, &["submit", &site.project(user, job)]).ok().stdout.trim().to_owned();
-        eventually("it has ended", SOON, || {
-            (site.json(&["show", &job, "--json"])["state"] == "Completed").then_some(())
-        });
-        site.by(user, &["logs", &job]).ok().stdout.trim().split(' ').map(str::to_owned).collect::<Vec<_>>()
+        said(&site, user, &job).trim().split(' ').map(str::to_owned).collect::<Vec<_>>()
     };
-    let names = said("ada");
+    let names = names_of("ada");
     assert_eq!(names[..4], ["ada"; 4]);
     assert!(names[4].contains("/n0/"), "a home of the job's own: {names:?}");
-    let names = said("daemon");
+    let names = names_of("daemon");
     assert!(names[0].starts_with("job-2") && names[..4].iter().all(|name| *name == names[0]), "{names:?}");
 }

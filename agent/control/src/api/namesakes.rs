@@ -46,8 +46,8 @@ impl Remains {
 
 impl Services {
     /// Since when jobs of the name are those of whoever is made a user now; `None` for all. The same person has what was
-    /// his, and that is not what was of others before him. A new person's predecessor
-    /// loses the secrets, and his names of data become the operators'.
+    /// his, and that is not what was of others before him. A new person's predecessor loses the secrets, and his names of
+    /// data become the operators'.
     pub(super) async fn owns_since(
         &self,
         name: &UserName,
@@ -71,8 +71,7 @@ impl Services {
         let before = self.gate.registry.owns_since(&who);
         let left = self.left_by(&who).await?;
         match person {
-            _ if left.is_nothing() => Ok(before),
-            "same" => Ok(before),
+            _ if left.is_nothing() || person == "same" => Ok(before),
             "new" => self.disinherit(&who, left).await.map(|()| Some(now)),
             _ => Err(Fault::new(Code::NameUsed, format!("there was a user {name} before, who was removed"))
                 .why(format!("there is still of that name: {}", left.told()))

@@ -129,8 +129,7 @@ fn is_open(path: &Path) -> bool {
         Ok(found) => found.permissions().mode() & rights == rights,
         Err(_) => true, // what is not there is told where it is looked for
     };
-    let leading: Vec<&Path> = path.ancestors().skip(1).collect();
-    leading.into_iter().rev().all(|folder| allows(folder, 0o001)) && allows(path, 0o004)
+    path.ancestors().skip(1).all(|folder| allows(folder, 0o001)) && allows(path, 0o004)
 }
 
 #[cfg(test)]
