@@ -6,12 +6,14 @@ use std::path::Path;
 use agent_attach::Package;
 use agent_cas::{Memory, digest_of, snapshot};
 use agent_identity::{Certified, Contexts, Credentials, PrivateKey, SigningRequest, Token, TokenKind};
+use agent_jobfile::{
+    self as jobfile, Dialect, command_job, condafile, environment_document, requirement, runconfig, yaml,
+};
 use agent_model::asset::AssetRef;
-use agent_model::jobfile::{self, Dialect, command_job, environment_document, runconfig};
 use agent_model::protocol::gang::Gang;
 use agent_model::tracking::TrackingLine;
 use agent_model::{Address, Code, DataUri, EnvSpec, Fault, JobSpec, Outcome, Timestamp};
-use agent_model::{condafile, container, expr, node, requirement, yaml};
+use agent_model::{container, expr, node, size};
 use agent_proto::v1;
 use agent_shim::segments::Reader;
 use agent_shim::session::{FromJob, FromUser, SessionTarget, read_frame};
@@ -196,7 +198,7 @@ fn words(bytes: &[u8]) -> bool {
     let command = expr::substitute(text, |reference| format!("{reference:?}"));
     let address = (text.parse::<DataUri>(), text.parse::<Address>(), AssetRef::parse(text));
     let options = container::Options::parse(&text.split_whitespace().collect::<Vec<_>>());
-    let _ = jobfile::size(text);
+    let _ = size::parse(text);
     command.is_ok() || address.0.is_ok() || address.1.is_ok() || options.is_ok()
 }
 

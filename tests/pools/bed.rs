@@ -5,7 +5,8 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
-use agent_model::{NodeId, yaml};
+use agent_jobfile::yaml;
+use agent_model::NodeId;
 use agent_pools::{
     CreateMachine, DeleteMachine, Machine, MachinePriority, MachineState, Provider, ProviderError,
 };

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use agent_model::yaml;
+use agent_jobfile::yaml;
 use agent_pools::MachineState;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, binaries, eventually, finish, root};

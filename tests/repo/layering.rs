@@ -7,6 +7,7 @@ use crate::{files_below, none, read};
 /// Crate, its directory, and the workspace crates it may depend on.
 const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("agent-model", "agent/model", &[]),
+    ("agent-jobfile", "agent/jobfile", &["agent-model"]),
     ("agent-fs", "agent/fs", &[]),
     ("agent-blocking", "agent/blocking", &[]),
     ("agent-identity", "agent/identity", &["agent-fs", "agent-model"]),
@@ -24,6 +25,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
         &[
             "agent-blocking",
             "agent-fs",
+            "agent-jobfile",
             "agent-model",
             "agent-shim",
             "agent-spawn",
@@ -31,7 +33,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
             "agent-env",
         ],
     ),
-    ("agent-pools", "agent/pools", &["agent-command", "agent-model"]),
+    ("agent-pools", "agent/pools", &["agent-command", "agent-jobfile", "agent-model"]),
     (
         "agent-control",
         "agent/control",
@@ -53,6 +55,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
             "agent-blocking",
             "agent-fs",
             "agent-identity",
+            "agent-jobfile",
             "agent-model",
             "agent-proto",
             "agent-cas",
@@ -68,7 +71,15 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     (
         "agentctl",
         "agent/agentctl",
-        &["agent-attach", "agent-blocking", "agent-identity", "agent-model", "agent-proto", "agent-cas"],
+        &[
+            "agent-attach",
+            "agent-blocking",
+            "agent-identity",
+            "agent-jobfile",
+            "agent-model",
+            "agent-proto",
+            "agent-cas",
+        ],
     ),
 ];
 
@@ -93,7 +104,7 @@ const CONFINED: &[(&str, &[&str])] = &[
         ],
     ),
     ("axum", &["agent/agentd/src/worker/tracking", "agent/control/src/api"]),
-    ("saphyr", &["agent/model/src/yaml.rs"]),
+    ("saphyr", &["agent/jobfile/src/yaml.rs"]),
     ("clap", &["agent/agentctl/", "agent/agentd/src/cli.rs", "agent/agentd/src/main.rs"]),
     ("bazel_remote_apis", &["agent/cas/", "agent/control/src/api/cas"]),
     ("hyper", &["agent/agentd/src/worker/preemption"]),

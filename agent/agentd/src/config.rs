@@ -141,7 +141,7 @@ pub(crate) enum Origin {
         /// The file.
         path: PathBuf,
         /// The place in it.
-        place: agent_model::yaml::Place,
+        place: agent_jobfile::yaml::Place,
     },
     /// In an environment variable of this name.
     Variable(String),
@@ -191,7 +191,7 @@ pub(crate) enum ConfigError {
         /// The file.
         path: PathBuf,
         /// The complaint and its place.
-        at: agent_model::yaml::At,
+        at: agent_jobfile::yaml::At,
     },
     /// A value is invalid.
     #[error("{key}: {problem} ({origin})")]

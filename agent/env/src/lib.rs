@@ -159,7 +159,7 @@ pub struct Build {
     pub channels: Vec<Channel>,
     /// The wanted packages. Ignored when there is a lock.
     pub specs: Vec<Spec>,
-    /// The exact packages: the text of an explicit list, see `agent_model::condafile`.
+    /// The exact packages: the text of an explicit list, see `agent_jobfile::condafile`.
     pub lock: Option<String>,
     /// How channels are preferred.
     pub priority: Priority,

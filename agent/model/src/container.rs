@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::jobfile::section::size;
+use crate::size;
 
 /// What was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -92,7 +92,8 @@ impl Options {
                     options.cpus = Some(cpus(value).ok_or_else(|| refuse("it is no number of processors"))?)
                 }
                 "--shm-size" => {
-                    options.shm = Some(size(value).ok_or_else(|| refuse("it is no size, such as `4g`"))?);
+                    options.shm =
+                        Some(size::parse(value).ok_or_else(|| refuse("it is no size, such as `4g`"))?);
                 }
                 "--ulimit" => {
                     let limit =

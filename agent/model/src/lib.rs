@@ -1,8 +1,7 @@
 //! The definitions of a job, a replica, a node and a fault.
 //!
 //! Owns the vocabulary of the product and every rule that can be stated without a clock, a disk or a
-//! network: identifiers, the job specification and its validation, the job files people write, the state
-//! machines, placement-independent resources, and the faults users read.
+//! network: identifiers, the job specification and its validation, the state machines, placement-independent resources, and the faults users read.
 //!
 //! Invariants: no async, no I/O (the exceptions are [`clock::SystemClock`], which reads the time, and
 //! [`failpoint`], which does nothing outside of debug builds);
@@ -15,7 +14,6 @@ pub mod address;
 pub mod asset;
 pub mod causes;
 pub mod clock;
-pub mod condafile;
 pub mod container;
 pub mod curated;
 pub mod data;
@@ -27,7 +25,6 @@ pub mod fault;
 pub mod gpu;
 pub mod ids;
 pub mod job;
-pub mod jobfile;
 pub mod joining;
 pub mod lease;
 pub mod machine;
@@ -36,13 +33,11 @@ pub mod outcome;
 pub mod paths;
 pub mod preemption;
 pub mod protocol;
-pub mod requirement;
 pub mod size;
 pub mod sweep;
 pub mod tracking;
 pub mod tunnel;
 pub mod words;
-pub mod yaml;
 
 pub use access::{Principal, Role};
 pub use address::Address;

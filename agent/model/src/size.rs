@@ -1,4 +1,4 @@
-//! Numbers of bytes as people read them.
+//! Numbers of bytes as people read and write them.
 //!
 //! Two scales, and one rule for which: limits and what is compared with them (memory limits, quotas, reserves) are
 //! set and shown in powers of 1024; measured sizes (files, packages, transfers, what a machine has) are shown in
@@ -28,6 +28,22 @@ pub fn decimal(bytes: u64) -> String {
 pub fn part(done: u64, whole: u64) -> String {
     let (divisor, unit) = scale(whole);
     format!("{} of {} {unit}", count(done, whole, divisor), count(whole, whole, divisor))
+}
+
+/// A number of bytes as people write it: a number with `b`, `k`, `m`, `g` or `t`, in powers of 1024.
+pub fn parse(text: &str) -> Option<u64> {
+    let text = text.trim().to_ascii_lowercase();
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit = text[split..].trim();
+    let power = match unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b')).unwrap_or(unit) {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return None,
+    };
+    text[..split].parse::<u64>().ok()?.checked_mul(1 << power)
 }
 
 /// The divisor of a size, and the name of its unit.

@@ -6,11 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use agent_jobfile::yaml::{At, Entries, Node, Value as Yaml};
 use agent_model::NodeId;
-use agent_model::jobfile::size;
 use agent_model::joining::Package;
 use agent_model::node::Slots;
-use agent_model::yaml::{At, Entries, Node, Value as Yaml};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -73,7 +72,7 @@ pub fn read_providers(node: Node) -> Result<BTreeMap<String, ProviderConfig>, At
     if matches!(node.value, Yaml::Null) {
         return Ok(BTreeMap::new()); // an empty file
     }
-    let one = |(key, node): (agent_model::yaml::Key, Node)| {
+    let one = |(key, node): (agent_jobfile::yaml::Key, Node)| {
         let fault = |message| At { place: key.place, message };
         key.text.parse::<NodeId>().map_err(|error| fault(format!("`{}`: {}", key.text, error.rule)))?;
         Ok((key.text.clone(), read_provider(node)?))
@@ -133,7 +132,7 @@ fn read_shape(node: Node) -> Result<NodeShape, At> {
         gpus: number("gpus", 1024, "a number of GPUs up to 1024")?,
         memory: None,
     };
-    let memory = entries.take("memory").map(|node| match size(node.text()?) {
+    let memory = entries.take("memory").map(|node| match agent_model::size::parse(node.text()?) {
         Some(bytes @ 1..) => Ok(bytes),
         _ => Err(node.fault(format!("expected a size such as `8gb`, found `{}`", node.text()?))),
     });
@@ -171,7 +170,7 @@ fn read_time(node: &Node) -> Result<Duration, At> {
 }
 
 fn read_environment(node: Node) -> Result<BTreeMap<String, String>, At> {
-    let pair = |(key, node): (agent_model::yaml::Key, Node)| {
+    let pair = |(key, node): (agent_jobfile::yaml::Key, Node)| {
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
         match !key.text.is_empty() && key.text.chars().all(is_name) {
             true => Ok((key.text, node.text()?.to_owned())),
@@ -207,7 +206,7 @@ pub fn json_of(node: &Node) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use agent_model::yaml;
+    use agent_jobfile::yaml;
     use serde_json::json;
 
     use super::*;

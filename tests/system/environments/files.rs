@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use agent_model::condafile;
+use agent_jobfile::condafile;
 use agent_tests::channel::{Channel, Server};
 use agent_tests::root;
 

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_model::job::{Array, ArrayError, WantedEnd};
-use agent_model::jobfile;
 use clap::Args;
 
 use super::lasting;
@@ -141,5 +140,5 @@ fn counted(text: &str) -> Result<Array, String> {
 }
 
 fn bytes(text: &str) -> Result<u64, &'static str> {
-    jobfile::size(text).ok_or("write it as 512m or 8g")
+    agent_model::size::parse(text).ok_or("write it as 512m or 8g")
 }

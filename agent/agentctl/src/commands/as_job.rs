@@ -1,8 +1,8 @@
 //! A job as it was made: the draft on record, with exactly the packages that it ran with if that is wanted, and the
 //! text of a job file for it.
 
+use agent_jobfile::{job_text, locked};
 use agent_model::job::{JobDraft, OutputName};
-use agent_model::jobfile::{job_text, locked};
 use agent_model::{Code, Fault, Timestamp};
 
 use super::envs;

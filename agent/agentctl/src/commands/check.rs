@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn test_findings_are_lines_and_a_sum() {
-        let place = Some(agent_model::yaml::Place { line: 2, column: 5 });
+        let place = Some(agent_jobfile::yaml::Place { line: 2, column: 5 });
         let mistake = Mistake {
             code: "JOB-102",
             file: Some("job.yml".into()),

@@ -10,9 +10,10 @@ mod code;
 
 use std::collections::BTreeMap;
 
-use agent_model::jobfile::job_entries;
+use agent_jobfile::job_entries;
+use agent_jobfile::{condafile, requirement};
 use agent_model::node::Inventory;
-use agent_model::{condafile, requirement, size};
+use agent_model::size;
 use serde::Serialize;
 use serde_json::json;
 

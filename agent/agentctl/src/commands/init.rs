@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-use agent_model::jobfile::{Dialect, schema};
+use agent_jobfile::{Dialect, schema};
 
 use crate::cli::InitArgs;
 use crate::failure::Failure;
@@ -113,7 +113,7 @@ dependencies:
 
 #[cfg(test)]
 mod tests {
-    use agent_model::jobfile::{command_job, runconfig as read_runconfig};
+    use agent_jobfile::{command_job, runconfig as read_runconfig};
 
     use super::*;
 
@@ -129,7 +129,7 @@ mod tests {
         }
         let read = read_runconfig(&runconfig("t.py"), &[], ".azureml").unwrap();
         assert_eq!((read.job.draft.command.as_str(), read.job.warnings), ("python t.py", vec![]));
-        agent_model::condafile::parse(CONDA).unwrap();
+        agent_jobfile::condafile::parse(CONDA).unwrap();
     }
 
     #[test]

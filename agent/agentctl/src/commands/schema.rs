@@ -1,6 +1,6 @@
 //! `schema`: the JSON Schema of a kind of job file.
 
-use agent_model::jobfile::{Dialect, schema};
+use agent_jobfile::{Dialect, schema};
 
 use crate::cli::SchemaOf;
 use crate::failure::Failure;

@@ -319,7 +319,7 @@ pub(super) fn apply(
         }
     };
     for (name, text) in drawn {
-        let distribution = agent_model::jobfile::written_distribution(text);
+        let distribution = agent_jobfile::written_distribution(text);
         let distribution = distribution
             .map_err(|why| invalid(format!("`--set {name}={text}` names no distribution"), &why))?;
         sweep.space.0.insert(name.clone(), distribution);

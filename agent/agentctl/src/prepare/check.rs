@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use agent_jobfile::yaml::Place;
+use agent_jobfile::{self as jobfile, Refused};
 use agent_model::job::Input;
-use agent_model::jobfile::{self, Refused};
-use agent_model::yaml::Place;
 use agent_model::{Digest, Fault};
 
 use super::plan::Wrong;

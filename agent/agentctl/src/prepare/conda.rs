@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use agent_model::condafile::{self, CondaFile};
+use agent_jobfile::condafile::{self, CondaFile};
 use agent_model::{Code, Fault};
 
 use super::{Remark, read, requirements};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use agent_model::jobfile::{self, EnvironmentRef, InputRef, JobFile, Runconfig};
+use agent_jobfile::{self as jobfile, EnvironmentRef, InputRef, JobFile, Runconfig};
 use agent_model::{Code, EnvSpec, Fault, JobDraft, JobId};
 
 use crate::cli::Needs;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use agent_model::jobfile::Warning;
-use agent_model::yaml::Place;
+use agent_jobfile::Warning;
+use agent_jobfile::yaml::Place;
 
 /// Something about a file that has no effect or may surprise.
 #[derive(Debug, Clone, PartialEq, Eq)]

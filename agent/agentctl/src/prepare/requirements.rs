@@ -1,11 +1,11 @@
 //! Reads a requirements file as the list of lines that a node can install from.
 //!
 //! The node gets only the list, so included files are read here, and lines that a node cannot use are refused with
-//! their place. [`agent_model::requirement`] decides which lines those are.
+//! their place. [`agent_jobfile::requirement`] decides which lines those are.
 
 use std::path::{Path, PathBuf};
 
-use agent_model::requirement::{Line, Refused, judge, logical_lines};
+use agent_jobfile::requirement::{Line, Refused, judge, logical_lines};
 use agent_model::{Code, Fault};
 
 /// Reads a requirements file and every file it includes with `-r`.

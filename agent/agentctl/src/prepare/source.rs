@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use agent_model::jobfile::Dialect;
+use agent_jobfile::Dialect;
 use agent_model::{Code, Fault};
 
 use super::Changes;

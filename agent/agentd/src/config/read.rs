@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use agent_model::jobfile::nearest;
-use agent_model::yaml::{self, At, Node, Value};
+use agent_jobfile::nearest;
+use agent_jobfile::yaml::{self, At, Node, Value};
 
 use super::{ConfigError, KEYS, Origin, SYSTEM_FILE, Setting, Variables};
 use crate::cli::Flags;

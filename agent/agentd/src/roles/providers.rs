@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use agent_control::MappedNames;
-use agent_model::yaml;
+use agent_jobfile::yaml;
 use agent_pools::Provider;
 
 use super::StartError;

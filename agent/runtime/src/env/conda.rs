@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use agent_env::{Channel, Phase, Platform, Progress, Spec};
+use agent_jobfile::condafile::{self, CondaFile, Line, Lock};
 use agent_model::EnvSpec;
-use agent_model::condafile::{self, CondaFile, Line, Lock};
 use agent_model::fault::Fault;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;

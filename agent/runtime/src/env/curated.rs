@@ -8,8 +8,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use agent_model::jobfile::{EnvironmentRef, environment_document};
-use agent_model::{EnvSpec, condafile, curated, requirement};
+use agent_jobfile::{EnvironmentRef, condafile, environment_document, requirement};
+use agent_model::{EnvSpec, curated};
 
 use super::{AcquireError, EnvConfig};
 

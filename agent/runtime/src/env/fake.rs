@@ -41,7 +41,7 @@ impl EnvBuilder for Scripted {
     }
 
     fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>> {
-        async move { Ok(spec.normalized()) }.boxed()
+        async move { Ok(agent_jobfile::env::normalized(spec)) }.boxed()
     }
 
     fn build<'a>(

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_command::Command;
+use agent_jobfile::condafile::Lock;
 use agent_model::EnvSpec;
-use agent_model::condafile::Lock;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
@@ -84,7 +84,7 @@ impl EnvBuilder for Pip {
             let python = self.interpreters.find(python).await?;
             let files = local_files(requirements);
             let (python, indexes) = (python.identity(), indexes(&self.config));
-            Ok(format!("pip {VERSION}\n{python}\n{files}{indexes}{}", spec.normalized()))
+            Ok(format!("pip {VERSION}\n{python}\n{files}{indexes}{}", agent_jobfile::env::normalized(spec)))
         }
         .boxed()
     }

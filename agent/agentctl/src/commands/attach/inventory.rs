@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use agent_attach::SshWish;
-use agent_model::yaml::{self, At, Entries, Node, Value};
+use agent_jobfile::yaml::{self, At, Entries, Node, Value};
 use agent_model::{Code, Fault};
 
 use super::Candidate;

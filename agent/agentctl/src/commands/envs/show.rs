@@ -1,6 +1,6 @@
 //! `envs show`: everything about one environment.
 
-use agent_model::condafile::{Lock, parse_lock};
+use agent_jobfile::condafile::{Lock, parse_lock};
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::json;
 

@@ -12,9 +12,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use agent_jobfile::yaml::{self, At, Node};
 use agent_model::DataUri;
 use agent_model::asset::AssetRef;
-use agent_model::yaml::{self, At, Node};
 use agent_runtime::data::{Options, UploadTarget};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 

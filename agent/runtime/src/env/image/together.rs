@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use agent_env::{Phase, Progress};
-use agent_model::{EnvSpec, condafile};
+use agent_jobfile::condafile;
+use agent_model::EnvSpec;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
@@ -97,7 +98,7 @@ impl EnvBuilder for Together {
             self.check(workspace).await?;
             let mut image = Image { mounts: vec![self.prefix.clone()], ..self.image.clone() };
             MISLEADING.iter().for_each(|name| drop(image.env.remove(*name)));
-            Ok(Built { summary: spec.summary(), image: Some(image), ..self.built.clone() })
+            Ok(Built { summary: agent_jobfile::env::summary(spec), image: Some(image), ..self.built.clone() })
         }
         .boxed()
     }

@@ -9,10 +9,10 @@ mod sweep;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::job::{Distribution, Input, JobDraft, JobService, Limits, OnDisconnect, Output, OutputName};
-use crate::job::{POOL, Priority, Resources, RetryPolicy};
 use crate::yaml::{self, Item};
-use crate::{DataInput, Digest, EnvSpec, SnapshotRef};
+use agent_model::job::{Distribution, Input, JobDraft, JobService, Limits, OnDisconnect, Output, OutputName};
+use agent_model::job::{POOL, Priority, Resources, RetryPolicy};
+use agent_model::{DataInput, Digest, EnvSpec, SnapshotRef};
 
 /// The text of a job file that makes this job.
 pub fn job_text(draft: &JobDraft) -> String {
@@ -352,10 +352,11 @@ mod tests {
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
 
-    use super::super::{EnvironmentRef, JobFile, command_job};
     use super::*;
-    use crate::DataOutput;
-    use crate::job::ServiceKind;
+    use crate::env::normalized;
+    use crate::{EnvironmentRef, JobFile, command_job};
+    use agent_model::DataOutput;
+    use agent_model::job::ServiceKind;
 
     /// What a job file says, as a draft.
     #[track_caller]
@@ -459,7 +460,7 @@ retry:
         // Of a text of one line, the end of that line is added, and the environment stays the same.
         let one = EnvSpec::Conda { file: String::new(), document: "dependencies: [a]".into(), lock: None };
         let draft = JobDraft { command: "x".into(), environment: one.clone(), ..JobDraft::default() };
-        assert_eq!(read(&job_text(&draft)).environment.normalized(), one.normalized());
+        assert_eq!(normalized(&read(&job_text(&draft)).environment), normalized(&one));
     }
 
     #[test]

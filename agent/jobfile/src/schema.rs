@@ -99,10 +99,10 @@ pub(super) mod tests {
     /// Files of the shapes that people have.
     pub(crate) fn examples() -> [String; 4] {
         [
-            include_str!("../../../../tests/fixtures/runconfig/smallest.runconfig"),
-            include_str!("../../../../tests/fixtures/runconfig/whole.runconfig"),
-            include_str!("../../../../tests/fixtures/runconfig/data.runconfig"),
-            include_str!("../../../../tests/fixtures/runconfig/cluster.runconfig"),
+            include_str!("../../../tests/fixtures/runconfig/smallest.runconfig"),
+            include_str!("../../../tests/fixtures/runconfig/whole.runconfig"),
+            include_str!("../../../tests/fixtures/runconfig/data.runconfig"),
+            include_str!("../../../tests/fixtures/runconfig/cluster.runconfig"),
         ]
         .map(str::to_owned)
     }
@@ -191,7 +191,7 @@ pub(super) mod tests {
 
     #[test]
     fn test_the_schema_of_a_job_takes_what_the_reader_takes() {
-        let page = include_str!("../../../docs/job-file.md");
+        let page = include_str!("../../docs/job-file.md");
         let shown = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
         let more = "command: x\nenvironment: {image: ubuntu, conda_file: {dependencies: [a]}}\noutputs: {m: }\n\
                     distribution: {type: PyTorch}\nlimits: {timeout: 2h, on_disconnect: Hold}\n\

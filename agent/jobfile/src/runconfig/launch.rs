@@ -2,10 +2,10 @@
 
 use std::num::NonZeroU32;
 
-use crate::job::Distribution;
-use crate::jobfile::distribution::check;
-use crate::jobfile::section::{Mistakes, Rejection, Section, Warning};
-use crate::words::count;
+use crate::distribution::check;
+use crate::section::{Mistakes, Rejection, Section, Warning};
+use agent_model::job::Distribution;
+use agent_model::words::count;
 
 /// How the script is started.
 #[derive(Debug, Default)]

@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use super::keys;
-use crate::JobId;
-use crate::job::{Array, MAX_TASKS};
-use crate::jobfile::section::{Mistakes, Rejection, Section, Warning, nearest, within};
-use crate::sweep::{
+use crate::section::{Mistakes, Rejection, Section, Warning, nearest, within};
+use crate::yaml::{Key, Node, Place, Value};
+use agent_model::JobId;
+use agent_model::job::{Array, MAX_TASKS};
+use agent_model::sweep::{
     Alternative, Distribution, Goal, Objective, Policy, PolicyKind, Sampling, Scalar, Space, Sweep, Values,
 };
-use crate::yaml::{Key, Node, Place, Value};
 
 /// Trials of a sweep that does not say how many.
 const TOTAL: u32 = 1000;
@@ -357,7 +357,7 @@ fn read_given(top: &mut Section) -> Result<BTreeMap<u32, Values>, Rejection> {
 fn read_extends(top: &mut Section) -> Result<Option<JobId>, Rejection> {
     let Some(node) = top.node("extends") else { return Ok(None) };
     let text = node.text().map_err(|at| within("extends", at))?;
-    let refuse = |error: crate::ids::IdError| {
+    let refuse = |error: agent_model::ids::IdError| {
         Rejection::invalid(node.place, format!("`extends`: {error}"))
             .fix("write the name of a sweep that has ended")
     };

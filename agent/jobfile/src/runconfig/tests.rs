@@ -1,12 +1,12 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::job::{Distribution, Input};
-use crate::jobfile::environment::EnvironmentRef;
-use crate::jobfile::keys::Effect;
-use crate::jobfile::schema::tests::{checked, examples};
-use crate::jobfile::{Dialect, InputRef};
-use crate::{Code, EnvSpec, Fault};
+use crate::environment::EnvironmentRef;
+use crate::keys::Effect;
+use crate::schema::tests::{checked, examples};
+use crate::{Dialect, InputRef};
+use agent_model::job::{Distribution, Input};
+use agent_model::{Code, EnvSpec, Fault};
 
 fn of(text: &str) -> JobFile {
     runconfig(text, &[], ".azureml").unwrap_or_else(|refused| panic!("{text}: {}", Fault::from(refused))).job

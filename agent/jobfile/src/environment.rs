@@ -3,9 +3,9 @@
 use super::command_job::keys::{CONDA, ENVIRONMENT};
 use super::command_job::read_snapshot;
 use super::section::{Rejection, Section, UnknownKey, Warning, within};
-use crate::fault::Fault;
 use crate::yaml::{self, Node, Place, Value};
-use crate::{EnvSpec, SnapshotRef};
+use agent_model::fault::Fault;
+use agent_model::{EnvSpec, SnapshotRef};
 
 /// The environment of a command job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -296,8 +296,10 @@ fn put(token: &str, place: Place, text: &mut String, at: &mut Place) {
 
 #[cfg(test)]
 mod tests {
+    use agent_model::curated;
+
     use super::*;
-    use crate::Code;
+    use agent_model::Code;
 
     fn inline(text: &str) -> Result<EnvironmentRef, Fault> {
         Ok(environment(yaml::parse(text).unwrap(), &mut Vec::new())?)
@@ -425,5 +427,23 @@ mod tests {
         let wrong = document.replace("python=3.11", "python=>3.11");
         let fault = crate::condafile::parse(&wrong).unwrap_err();
         assert!(fault.what.starts_with("line 8, column 9: "), "{fault}");
+    }
+
+    #[test]
+    fn test_every_definition_that_is_shipped_can_be_read() {
+        for (known, document) in curated::SHIPPED {
+            assert_eq!(curated::name(&format!("azureml:AzureML-{known}@latest")).as_deref(), Some(*known));
+            assert_eq!(curated::shipped(known), Some(*document));
+            let (environment, warnings) = environment_document(document).unwrap();
+            assert_eq!(warnings, [], "{known}");
+            let EnvironmentRef::Spec(EnvSpec::Conda { document, lock: None, .. }) = environment else {
+                panic!("{known} is no conda environment: {environment:?}");
+            };
+            let (file, warnings) = crate::condafile::parse(&document).unwrap();
+            assert_eq!(warnings, [], "{known}");
+            assert!(file.specs.iter().any(|spec| spec.text.starts_with("python=")), "{known}");
+            assert!(file.pip.iter().any(|line| line.text.contains("mlflow")), "{known}");
+        }
+        assert_eq!(curated::shipped("sklearn-9"), None);
     }
 }

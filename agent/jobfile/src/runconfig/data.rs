@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::job::Input;
-use crate::jobfile::command_job::{InputRef, ReadInput, read_path};
-use crate::jobfile::section::{Mistakes, Rejection, Section, Warning};
+use crate::command_job::{InputRef, ReadInput, read_path};
+use crate::section::{Mistakes, Rejection, Section, Warning};
 use crate::yaml::{Key, Node, Place};
+use agent_model::job::Input;
 
 /// What the script reads.
 #[derive(Debug, Default)]

@@ -23,11 +23,11 @@ mod spec;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::fault::Fault;
-use crate::jobfile::keys::{Keys, ValueKind, read as read_key, refused, unused};
-use crate::jobfile::{Rejection, Section, UnknownKey, Warning, within};
+use crate::keys::{Keys, ValueKind, read as read_key, refused, unused};
 use crate::requirement;
 use crate::yaml::{self, Key, Node, NotPlain, Place, Value};
+use crate::{Rejection, Section, UnknownKey, Warning, within};
+use agent_model::fault::Fault;
 
 pub use include::inline;
 pub use lock::{Lock, LockedPackage, parse_lock};

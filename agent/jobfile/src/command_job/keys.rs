@@ -1,8 +1,8 @@
 //! The keys of a command job and of an environment document.
 
-use crate::job::{OnDisconnect, ServiceKind};
-use crate::jobfile::keys::{Keys, ValueKind, ignored, read, refused, unused};
-use crate::sweep::{Goal, Sampling};
+use crate::keys::{Keys, ValueKind, ignored, read, refused, unused};
+use agent_model::job::{OnDisconnect, ServiceKind};
+use agent_model::sweep::{Goal, Sampling};
 
 /// Of the document.
 pub(crate) static JOB: Keys = Keys::exact(&[

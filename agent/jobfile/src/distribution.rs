@@ -1,8 +1,8 @@
 //! The section `distribution` of a command job. Its words are read in any case.
 
 use super::section::{Rejection, Section, Warning};
-use crate::job::Distribution;
 use crate::yaml::Place;
+use agent_model::job::Distribution;
 
 const COUNT: &str = "a whole number";
 
@@ -60,9 +60,9 @@ fn read_ray(section: &mut Section) -> Result<Distribution, Rejection> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::command_job;
     use super::*;
-    use crate::Fault;
+    use crate::command_job;
+    use agent_model::Fault;
 
     fn of(text: &str) -> (Option<Distribution>, u32) {
         let job = command_job(&format!("command: x\n{text}"), &[]).unwrap();

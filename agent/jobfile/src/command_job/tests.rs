@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::{Code, Fault};
+use agent_model::{Code, Fault};
 
 const FULL: &str = r#"
 $schema: https://example.com/commandJob.schema.json
@@ -355,9 +355,9 @@ proptest::proptest! {
 fn test_the_reference_names_every_key_that_is_read_and_no_other() {
     use std::collections::BTreeSet;
 
-    use crate::jobfile::keys::Effect;
+    use crate::keys::Effect;
 
-    let page = include_str!("../../../../docs/job-file.md");
+    let page = include_str!("../../../docs/job-file.md");
     let last = |key: &str| key.rsplit('.').next().unwrap().to_owned();
     let sections = [
         "inputs",

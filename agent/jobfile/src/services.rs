@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::command_job::keys::SERVICE;
 use super::section::{Mistakes, Rejection, Section, Warning};
-use crate::job::{JobService, ServiceKind};
+use agent_model::job::{JobService, ServiceKind};
 
 /// Reads the section, of a job on so many nodes. A kind that cannot be opened is a warning: the job runs as well.
 pub(super) fn services(
@@ -52,9 +52,9 @@ fn service(mut section: Section, nodes: u32, warnings: &mut Vec<Warning>) -> Res
 
 #[cfg(test)]
 mod tests {
-    use super::super::command_job;
     use super::*;
-    use crate::Fault;
+    use crate::command_job;
+    use agent_model::Fault;
 
     #[test]
     fn test_services_are_read_and_what_cannot_be_opened_is_told() {

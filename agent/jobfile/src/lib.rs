@@ -11,22 +11,26 @@
 //! them. A feature that cannot be run is refused with its place; an unknown key is a warning with its place.
 
 mod command_job;
+pub mod condafile;
 mod dialect;
 mod distribution;
+pub mod env;
 mod environment;
-pub(crate) mod keys;
+mod keys;
+pub mod requirement;
 mod runconfig;
 mod schema;
-pub(crate) mod section;
+mod section;
 mod services;
 mod writer;
+pub mod yaml;
 
 pub use command_job::{InputRef, JobFile, command_job, written as written_distribution};
 pub use dialect::Dialect;
 pub use environment::{EnvironmentRef, environment_document};
 pub use runconfig::{Runconfig, runconfig};
 pub use schema::schema;
-pub use section::{Refused, Rejection, Warning, nearest, size};
+pub use section::{Refused, Rejection, Warning, nearest};
 pub use writer::{job_entries, job_text, locked};
 
 pub(crate) use section::{Section, UnknownKey, within};

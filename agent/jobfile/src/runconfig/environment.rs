@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::command::packages;
 use super::keys;
-use crate::EnvSpec;
-use crate::jobfile::command_job::read_docker_args;
-use crate::jobfile::environment::{EnvironmentRef, conda_file};
-use crate::jobfile::section::{Mistakes, Rejection, Section, Warning};
+use crate::command_job::read_docker_args;
+use crate::environment::{EnvironmentRef, conda_file};
+use crate::section::{Mistakes, Rejection, Section, Warning};
 use crate::yaml::{Node, Place, Value};
+use agent_model::EnvSpec;
 
 /// What the script needs beside its code.
 #[derive(Debug)]

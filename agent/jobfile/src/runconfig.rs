@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use super::command_job::{JobFile, document, read_target, read_timeout};
 use super::section::{Mistakes, Refused, Rejection, Section, Warning, within};
-use crate::job::{INSTANCE_TYPE, JobDraft, Limits, Priority, Resources};
 use crate::yaml::{Node, Place, Value};
+use agent_model::job::{INSTANCE_TYPE, JobDraft, Limits, Priority, Resources};
 
 /// A run configuration as read.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,16 +10,16 @@ use super::distribution::distribution;
 use super::environment::{EnvironmentRef, environment, local};
 use super::section::{Mistakes, Refused, Rejection, Section, UnknownKey, Warning, nearest, within};
 use super::services::services;
-use crate::asset::is_asset_word;
-use crate::container::{ArgumentError, Options};
-use crate::data::{DataUriError, NoSnapshot, SnapshotRef};
-use crate::expr::{self, Reference};
-use crate::job::{
+use crate::yaml::{self, Key, Node, Place, Value};
+use agent_model::asset::is_asset_word;
+use agent_model::container::{ArgumentError, Options};
+use agent_model::data::{DataUriError, NoSnapshot, SnapshotRef};
+use agent_model::expr::{self, Reference};
+use agent_model::job::{
     Array, ArrayError, INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, OutputName, Priority,
     Resources, RetryPolicy,
 };
-use crate::yaml::{self, Key, Node, Place, Value};
-use crate::{DataInput, DataOutput, DataUri, Digest, EnvSpec};
+use agent_model::{DataInput, DataOutput, DataUri, Digest, EnvSpec};
 
 /// A job file as read: the draft, and the files the document names, which the caller reads.
 #[derive(Debug, Clone, PartialEq)]
@@ -196,10 +196,10 @@ fn no_snapshot(key: &str, error: &NoSnapshot, place: Place) -> Rejection {
         .fix("copy it from what `agentctl show JOB --as-job` prints, or name a local path")
 }
 
-fn read_name(top: &mut Section) -> Result<Option<crate::JobId>, Rejection> {
+fn read_name(top: &mut Section) -> Result<Option<agent_model::JobId>, Rejection> {
     let Some(node) = top.node("name") else { return Ok(None) };
     let text = node.text().map_err(|at| within("name", at))?;
-    let refuse = |error: crate::ids::IdError| {
+    let refuse = |error: agent_model::ids::IdError| {
         Rejection::invalid(node.place, format!("`name`: {error}"))
             .fix("leave `name` out and set `display_name`: the job then gets a name made from it")
     };

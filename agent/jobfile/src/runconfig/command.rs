@@ -3,7 +3,7 @@
 use super::data::{Data, is_variable};
 use super::environment::Software;
 use super::launch::Launch;
-use crate::jobfile::section::{Mistakes, Rejection, Section, Warning, within};
+use crate::section::{Mistakes, Rejection, Section, Warning, within};
 use crate::yaml::{Node, Place, Value};
 
 /// The command of the job.

@@ -16,10 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::{Complaint, CondaFile, LARGEST, Line, check_pip_line, spec};
-use crate::fault::Fault;
-use crate::jobfile::Rejection;
+use crate::Rejection;
 use crate::requirement;
 use crate::yaml::Place;
+use agent_model::fault::Fault;
 
 /// A list of exact packages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -4,10 +4,10 @@
 //! change, and the lines of the file have the number of the line that includes them.
 
 use super::document;
-use crate::fault::Fault;
-use crate::jobfile::Rejection;
+use crate::Rejection;
 use crate::requirement;
 use crate::yaml::{self, Node, NotPlain, Value};
+use agent_model::fault::Fault;
 
 /// The text with the files that its pip part includes inserted. `read` returns the lines of a file, whose path is
 /// relative to the conda file.

@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use super::super::command_job;
 use super::*;
-use crate::jobfile::job_text;
-use crate::{Fault, JobDraft};
+use crate::command_job;
+use crate::job_text;
+use agent_model::{Fault, JobDraft};
 
 const FULL: &str = r"
 type: Sweep
@@ -93,9 +93,9 @@ fn test_what_is_written_is_read_as_the_same_sweep() {
     for text in others.iter().map(|other| format!("{plain}{other}")).chain([FULL.replace("code: ./src", "")])
     {
         let draft = read(&text);
-        let draft = JobDraft { environment: crate::EnvSpec::host(), ..draft };
+        let draft = JobDraft { environment: agent_model::EnvSpec::host(), ..draft };
         let written = job_text(&draft);
-        let again = JobDraft { environment: crate::EnvSpec::host(), ..read(&written) };
+        let again = JobDraft { environment: agent_model::EnvSpec::host(), ..read(&written) };
         assert_eq!(again, draft, "{written}");
     }
     let grid = format!(
@@ -143,7 +143,7 @@ fn test_a_policy_compares_a_thousand_trials_at_the_most() {
     assert!(many(1000).validate().is_ok());
     assert!(many(1001).validate().unwrap_err().what.contains("1001 trials"));
     let draft = many(10_000);
-    let free = crate::sweep::Sweep { policy: None, ..*draft.sweep.clone().unwrap() };
+    let free = agent_model::sweep::Sweep { policy: None, ..*draft.sweep.clone().unwrap() };
     assert!(JobDraft { sweep: Some(Box::new(free)), ..draft }.validate().is_ok());
 }
 

@@ -9,8 +9,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::keys::{Effect, Keys, Row, ValueKind};
-use crate::fault::{Code, Fault};
 use crate::yaml::{At, Entries, Key, Node, Place, Value};
+use agent_model::fault::{Code, Fault};
 
 /// Something in a document that has no effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -233,7 +233,8 @@ impl Section {
         self.is(key, matches!(self.kind(key), ValueKind::Size));
         self.read(key, |node| {
             let text = node.text()?;
-            size(text).ok_or_else(|| node.fault(format!("expected a size, for example `8g`, found `{text}`")))
+            agent_model::size::parse(text)
+                .ok_or_else(|| node.fault(format!("expected a size, for example `8g`, found `{text}`")))
         })
     }
 
@@ -422,22 +423,6 @@ fn seconds(text: &str) -> Option<u64> {
     text[..split].parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// A number of bytes as job files write it: a number with `b`, `k`, `m`, `g` or `t`, in powers of 1024.
-pub fn size(text: &str) -> Option<u64> {
-    let text = text.trim().to_ascii_lowercase();
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let unit = text[split..].trim();
-    let power = match unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b')).unwrap_or(unit) {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return None,
-    };
-    text[..split].parse::<u64>().ok()?.checked_mul(1 << power)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -461,10 +446,10 @@ mod tests {
     #[test]
     fn test_sizes_and_times() {
         for (text, bytes) in [("8g", Some(8 << 30)), ("512M", Some(512 << 20)), ("1GiB", Some(1 << 30))] {
-            assert_eq!(size(text), bytes, "{text}");
+            assert_eq!(agent_model::size::parse(text), bytes, "{text}");
         }
         for bad in ["", "g", "8 apples", "-1g", "1.5g", "99999999999t"] {
-            assert_eq!(size(bad), None, "{bad}");
+            assert_eq!(agent_model::size::parse(bad), None, "{bad}");
         }
         assert_eq!(seconds("90"), Some(90));
         assert_eq!(seconds("2h"), Some(7200));

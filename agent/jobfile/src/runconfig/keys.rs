@@ -2,7 +2,7 @@
 //!
 //! The old tools wrote every key with its usual value into every file, so a usual value is never told of.
 
-use crate::jobfile::keys::{Keys, ValueKind, ignored, read, refused, unused};
+use crate::keys::{Keys, ValueKind, ignored, read, refused, unused};
 
 const ELSEWHERE: &str = "no store is mounted for the whole job";
 const ALWAYS: &str = "environments are built when they are missing, and kept";

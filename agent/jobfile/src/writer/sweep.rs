@@ -1,10 +1,12 @@
 //! A sweep as the keys of a job file.
 
 use super::{Mapping, seconds};
-use crate::JobId;
-use crate::job::Array;
-use crate::sweep::{Alternative, Distribution, Policy, PolicyKind, Sampling, Scalar, Space, Sweep, Values};
 use crate::yaml::Item;
+use agent_model::JobId;
+use agent_model::job::Array;
+use agent_model::sweep::{
+    Alternative, Distribution, Policy, PolicyKind, Sampling, Scalar, Space, Sweep, Values,
+};
 
 /// What of a job is written under `trial`.
 const TRIAL: [&str; 5] = ["command", "code", "environment", "environment_variables", "distribution"];

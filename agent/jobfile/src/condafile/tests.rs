@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::Code;
+use agent_model::Code;
 
 fn read_ok(text: &str) -> (CondaFile, Vec<String>) {
     let (file, warnings) = parse(text).unwrap_or_else(|fault| panic!("{text}\n{fault}"));
