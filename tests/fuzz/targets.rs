@@ -9,7 +9,7 @@ use agent_identity::{Certified, Contexts, Credentials, PrivateKey, SigningReques
 use agent_jobfile::{
     self as jobfile, Dialect, command_job, condafile, environment_document, requirement, runconfig, yaml,
 };
-use agent_model::asset::AssetRef;
+use agent_model::data::AssetRef;
 use agent_model::protocol::gang::Gang;
 use agent_model::tracking::TrackingLine;
 use agent_model::{Address, Code, DataUri, EnvSpec, Fault, JobSpec, Outcome, Timestamp};

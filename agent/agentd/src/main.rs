@@ -20,7 +20,6 @@ mod disk;
 mod incoming;
 mod journal_log;
 mod limits;
-mod listener;
 mod membership;
 mod node_api;
 mod notify;

@@ -9,6 +9,7 @@
 //! Only logs go to one of this process without a connection: they are many bytes, and people wait for lines.
 
 mod blobs;
+mod listener;
 mod providers;
 mod socket;
 mod tracking;
@@ -41,7 +42,6 @@ use blobs::Blobs;
 use crate::config::{Config, RunAs};
 use crate::disk::blobs::Unneeded;
 use crate::disk::{DiskKeeper, Lane};
-use crate::listener;
 use crate::membership::{self, Uplink};
 use crate::node_api::NodeApi;
 use crate::notify::{Notifier, Pulse};

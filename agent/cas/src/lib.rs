@@ -22,6 +22,7 @@ pub mod peer;
 pub mod remote;
 pub mod snapshot;
 pub mod store;
+mod tiered;
 
 pub use counter::ByteCounter;
 pub use digest::{Hasher, digest_of};
@@ -31,8 +32,9 @@ pub use store::conformance;
 #[cfg(any(test, feature = "fakes"))]
 pub use store::memory::Memory;
 pub use store::{
-    BlobStore, Checked, Chunks, Disk, Evicted, Ingest, Kept, MissingError, OpenError, ReadError, Store,
-    Tiered, WriteError, remove_tree,
+    BlobStore, Checked, Chunks, Disk, Evicted, Ingest, Kept, MissingError, OpenError, ReadError, WriteError,
+    remove_tree,
 };
 #[cfg(any(test, feature = "fakes"))]
 pub use store::{damage, place_of};
+pub use tiered::{Store, Tiered};

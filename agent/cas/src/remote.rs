@@ -38,10 +38,11 @@ use tokio::sync::OnceCell;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+pub use crate::store::is_away;
 use bytestream::byte_stream_client::ByteStreamClient;
 use link::Link;
 pub(crate) use retry::RetryPolicy;
-pub use retry::{is_away, told};
+pub use retry::told;
 use streams::{Download, Upload};
 pub use wire::{Form, IDENTITY, Resource, ResourceError, ZSTD, digest_from_wire, digest_to_wire};
 

@@ -13,6 +13,7 @@
 mod difference;
 mod ground;
 mod ignore;
+mod left_out;
 mod links;
 mod materialize;
 mod outputs;
@@ -21,7 +22,6 @@ mod push;
 mod scan;
 mod stamp;
 mod statcache;
-mod survey;
 mod tree;
 mod walk;
 
@@ -31,14 +31,14 @@ use agent_fs::Links;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-pub use ground::Owner;
-pub use materialize::{Laid, MaterializeError, download, download_parts};
+pub use ground::{MaterializeError, Owner};
+pub use left_out::{Ruled, ScanError, Unread};
+pub use materialize::{Laid, download, download_parts};
 pub use outputs::{Elsewhere, scan_outputs};
 pub use prestaged::{PrestageError, PrestagedTree, materialize, materialize_counted};
 pub use push::{PushError, PushProgress, Pushed, push, push_lightly};
-pub use scan::{ScanError, Snapshot, Unread, scan, scan_file, scan_whole};
+pub use scan::{Choice, Snapshot, Survey, scan, scan_file, scan_whole};
 pub use statcache::StatCache;
-pub use survey::{Choice, Ruled, Survey};
 pub use tree::{Entry, TreeError, file_alone, folder, list, part};
 pub(crate) use tree::{MAX_MESSAGE, Named, named};
 

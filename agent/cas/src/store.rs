@@ -12,12 +12,10 @@ pub mod conformance;
 mod disk;
 #[cfg(any(test, feature = "fakes"))]
 pub(crate) mod memory;
-mod tiered;
 
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use agent_model::Digest;
 use bytes::Bytes;
@@ -28,11 +26,8 @@ pub use disk::damage::{damage, place_of};
 pub(crate) use disk::file_chunks;
 pub use disk::listing::{Checked, Evicted};
 pub use disk::{Disk, Ingest, Kept, OpenError};
-pub use tiered::Tiered;
 
-use crate::remote::compression::InflateError;
-use crate::remote::is_away;
-use crate::{ByteCounter, Hasher, Remote};
+use crate::Hasher;
 
 /// The content of a blob, piece by piece. It ends early with an error, never silently.
 pub type Chunks = BoxStream<'static, Result<Bytes, ReadError>>;
@@ -151,7 +146,7 @@ pub enum ReadError {
         digest: Digest,
         #[source]
         /// What is wrong with it.
-        source: InflateError,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// It could not be compressed.
     #[error("cannot compress blob {digest}")]
@@ -288,100 +283,17 @@ impl WriteError {
     }
 }
 
-/// A store chosen at run time. Either kind has a part on this machine.
-#[derive(Debug, Clone)]
-pub enum Store {
-    /// In a directory of this machine.
-    Disk(Disk),
-    /// At the other end of a connection, with a copy here of all that was read.
-    Tiered(Box<Tiered<Disk, Remote>>),
-}
-
-impl Store {
-    fn near(&self) -> &Disk {
-        match self {
-            Store::Disk(disk) => disk,
-            Store::Tiered(tiered) => tiered.near(),
-        }
-    }
-
-    /// Begins a blob whose bytes arrive in pieces; they are gathered on this machine.
-    pub async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
-        self.near().ingest(digest).await
-    }
-
-    /// Checks the bytes and keeps them, under the rules of [`BlobStore::write`]. A store elsewhere gets them
-    /// from the disk, where they are kept: a blob that it did not take can be given to it again.
-    pub async fn keep(&self, ingest: Ingest) -> Result<(), WriteError> {
-        let digest = ingest.digest();
-        ingest.commit().await?;
-        match self {
-            Store::Disk(_) => Ok(()),
-            Store::Tiered(tiered) => tiered.pass_on(digest).await,
-        }
-    }
-
-    /// Keeps whole blobs for others: under the rules of [`BlobStore::write_batch`], and with a copy here where the
-    /// store is elsewhere, as [`Store::keep`] does.
-    pub async fn keep_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
-        match self {
-            Store::Disk(disk) => disk.write_batch(blobs).await,
-            Store::Tiered(tiered) => tiered.write_both(blobs).await,
-        }
-    }
-
-    /// The same store for a task that fetches the tree with this root: `counter` is told what arrives from elsewhere.
-    #[must_use]
-    pub fn for_tree(&self, root: Digest, counter: &Arc<ByteCounter>) -> Store {
-        match self {
-            Store::Disk(_) => self.clone(),
-            Store::Tiered(tiered) => Store::Tiered(Box::new(tiered.as_ref().clone().for_tree(root, counter))),
-        }
-    }
-
-    /// It asks another store for blobs that are not here; the answer may change in a moment.
-    pub fn is_elsewhere(&self) -> bool {
-        matches!(self, Store::Tiered(_))
-    }
-}
-
-macro_rules! chosen {
-    ($self:ident, $store:ident => $call:expr) => {
-        match $self {
-            Store::Disk($store) => $call.await,
-            Store::Tiered($store) => $call.await,
-        }
-    };
-}
-
-impl BlobStore for Store {
-    async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
-        chosen!(self, store => store.missing(digests))
-    }
-
-    async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
-        chosen!(self, store => store.read(digest, offset))
-    }
-
-    async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
-        chosen!(self, store => store.read_batch(digests))
-    }
-
-    async fn write(&self, digest: Digest, source: Chunks) -> Result<(), WriteError> {
-        chosen!(self, store => store.write(digest, source))
-    }
-
-    async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
-        chosen!(self, store => store.write_batch(blobs))
-    }
-
-    async fn quarantine(&self, digest: Digest) {
-        chosen!(self, store => store.quarantine(digest));
-    }
-
-    async fn file(&self, digest: Digest) -> Option<std::fs::File> {
-        chosen!(self, store => store.file(digest))
-    }
+/// The same call may succeed later: the error is not about the blob, nor about the call.
+pub fn is_away(status: &tonic::Status) -> bool {
+    !matches!(
+        status.code(),
+        tonic::Code::Ok
+            | tonic::Code::InvalidArgument
+            | tonic::Code::NotFound
+            | tonic::Code::AlreadyExists
+            | tonic::Code::OutOfRange
+            | tonic::Code::DataLoss
+    )
 }
 
 /// Removes a tree; one that does not exist is no error.

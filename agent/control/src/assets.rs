@@ -14,7 +14,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use agent_cas::gc::{Holder, Pin};
-use agent_model::asset::{Asset, AssetRef, LATEST};
+use agent_model::asset::{Asset, LATEST};
+use agent_model::data::AssetRef;
 use agent_model::job::Input;
 use agent_model::{DataInput, DataUri, Digest, JobDraft, Principal};
 use parking_lot::RwLock;

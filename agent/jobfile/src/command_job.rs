@@ -1,18 +1,20 @@
 //! The Azure ML CLI v2 command job.
 
+pub(crate) mod environment;
 pub(crate) mod keys;
+mod services;
 mod sweep;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use self::environment::{EnvironmentRef, environment, local};
+use self::services::services;
 use super::distribution::distribution;
-use super::environment::{EnvironmentRef, environment, local};
 use super::section::{Mistakes, Refused, Rejection, Section, UnknownKey, Warning, nearest, within};
-use super::services::services;
 use crate::yaml::{self, Key, Node, Place, Value};
-use agent_model::asset::is_asset_word;
 use agent_model::container::{ArgumentError, Options};
+use agent_model::data::is_asset_word;
 use agent_model::data::{DataUriError, NoSnapshot, SnapshotRef};
 use agent_model::expr::{self, Reference};
 use agent_model::job::{

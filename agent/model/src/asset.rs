@@ -3,24 +3,14 @@
 //! Owns what an asset is and which one a reference means. Invariant: what a version means never changes, so a job that
 //! names one reads the same data for ever; a label is moved from version to version.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
+use crate::data::{AssetRef, Which};
 use crate::job::Input;
 use crate::{Principal, Timestamp};
 
 /// The label that nobody sets: the version that was added last and is not archived.
 pub const LATEST: &str = "latest";
-
-/// Most characters of a name, a version or a label.
-const LONGEST: usize = 100;
-
-/// Whether a text can be a name, a version or a label.
-pub fn is_asset_word(text: &str) -> bool {
-    let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
-    !text.is_empty() && !text.starts_with('.') && text.chars().count() <= LONGEST && text.chars().all(plain)
-}
 
 /// One version of data with a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,34 +50,7 @@ impl Asset {
     }
 }
 
-/// Which version of a name is meant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AssetRef {
-    /// The name.
-    pub name: String,
-    /// The version, or the label.
-    pub which: Which,
-}
-
-/// A version by itself, or by its label.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Which {
-    /// `NAME:VERSION`
-    Version(String),
-    /// `NAME@LABEL`
-    Label(String),
-}
-
 impl AssetRef {
-    /// `NAME:VERSION` or `NAME@LABEL`, without the `azureml:` before it; `None` for anything else.
-    pub fn parse(text: &str) -> Option<AssetRef> {
-        let at = text.find([':', '@'])?;
-        let (name, word) = (&text[..at], &text[at + 1..]);
-        let word = Some(word).filter(|word| is_asset_word(word) && is_asset_word(name))?.to_owned();
-        let which = if text[at..].starts_with(':') { Which::Version(word) } else { Which::Label(word) };
-        Some(AssetRef { name: name.to_owned(), which })
-    }
-
     /// The one that is meant of all versions of the name.
     pub fn of<'a>(&self, versions: &[&'a Asset]) -> Option<&'a Asset> {
         let mut versions = versions.iter().copied().filter(|asset| asset.name == self.name);
@@ -108,15 +71,6 @@ fn number(asset: &Asset) -> u64 {
 /// The version of an asset for which nobody named one: one more than the greatest number there is.
 pub fn next_version(versions: &[&Asset]) -> String {
     (versions.iter().map(|asset| number(asset)).max().unwrap_or(0) + 1).to_string()
-}
-
-impl fmt::Display for AssetRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.which {
-            Which::Version(version) => write!(f, "azureml:{}:{version}", self.name),
-            Which::Label(label) => write!(f, "azureml:{}@{label}", self.name),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -157,15 +111,5 @@ mod tests {
         }
         assert_eq!(next_version(&all.iter().collect::<Vec<_>>()), "11");
         assert_eq!(next_version(&[]), "1");
-    }
-
-    #[test]
-    fn test_references_are_read_and_written() {
-        for text in ["iris:1", "iris@latest", "a-b.c:2024-01"] {
-            assert_eq!(AssetRef::parse(text).unwrap().to_string(), format!("azureml:{text}"));
-        }
-        for text in ["iris", "iris:", ":1", "iris:1:2", "iris@a@b", "../x:1", ".a:1", "a b:1"] {
-            assert_eq!(AssetRef::parse(text), None, "{text}");
-        }
     }
 }

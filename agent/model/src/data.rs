@@ -16,7 +16,6 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::Digest;
-use crate::asset::AssetRef;
 
 pub use output::{DataOutput, DataOutputError, Output};
 
@@ -281,6 +280,53 @@ impl fmt::Display for SnapshotRef {
     }
 }
 
+/// Which version of a name is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AssetRef {
+    /// The name.
+    pub name: String,
+    /// The version, or the label.
+    pub which: Which,
+}
+
+/// A version by itself, or by its label.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// `NAME:VERSION`
+    Version(String),
+    /// `NAME@LABEL`
+    Label(String),
+}
+
+impl AssetRef {
+    /// `NAME:VERSION` or `NAME@LABEL`, without the `azureml:` before it; `None` for anything else.
+    pub fn parse(text: &str) -> Option<AssetRef> {
+        let at = text.find([':', '@'])?;
+        let (name, word) = (&text[..at], &text[at + 1..]);
+        let word = Some(word).filter(|word| is_asset_word(word) && is_asset_word(name))?.to_owned();
+        let which = if text[at..].starts_with(':') { Which::Version(word) } else { Which::Label(word) };
+        Some(AssetRef { name: name.to_owned(), which })
+    }
+}
+
+impl fmt::Display for AssetRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.which {
+            Which::Version(version) => write!(f, "azureml:{}:{version}", self.name),
+            Which::Label(label) => write!(f, "azureml:{}@{label}", self.name),
+        }
+    }
+}
+
+/// Most characters of a name, a version or a label.
+const LONGEST: usize = 100;
+
+/// Whether a text can be a name, a version or a label.
+pub fn is_asset_word(text: &str) -> bool {
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+    !text.is_empty() && !text.starts_with('.') && text.chars().count() <= LONGEST && text.chars().all(plain)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,6 +424,16 @@ mod tests {
             ("azureml:iris:1", Some("iris")),
         ] {
             assert_eq!(text.parse::<DataUri>().unwrap().file_name(), name, "{text}");
+        }
+    }
+
+    #[test]
+    fn test_references_are_read_and_written() {
+        for text in ["iris:1", "iris@latest", "a-b.c:2024-01"] {
+            assert_eq!(AssetRef::parse(text).unwrap().to_string(), format!("azureml:{text}"));
+        }
+        for text in ["iris", "iris:", ":1", "iris:1:2", "iris@a@b", "../x:1", ".a:1", "a b:1"] {
+            assert_eq!(AssetRef::parse(text), None, "{text}");
         }
     }
 }

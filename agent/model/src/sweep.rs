@@ -20,7 +20,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::JobId;
 use crate::fault::{Code, Fault};
-use crate::job::{JobDraft, MAX_TASKS};
 pub use draw::Sampling;
 pub use policy::{Curve, CurvePoint, Policy, PolicyKind, Stop, Tally};
 pub use space::{Alternative, Distribution, Scalar, Space};
@@ -118,7 +117,7 @@ impl Sweep {
     /// How many trials there can be: as many as are asked for, and of a grid no more than it has points.
     pub fn size(&self, asked: u32) -> u32 {
         match self.sampling {
-            Sampling::Grid => u32::try_from(self.space.points()).unwrap_or(MAX_TASKS).min(asked),
+            Sampling::Grid => u32::try_from(self.space.points()).unwrap_or(u32::MAX).min(asked),
             _ => asked,
         }
     }
@@ -191,38 +190,6 @@ impl FromStr for Sweep {
     type Err = serde_json::Error;
     fn from_str(text: &str) -> Result<Sweep, serde_json::Error> {
         serde_json::from_str(text)
-    }
-}
-
-impl JobDraft {
-    /// What must hold between a sweep and the job that it is.
-    pub(crate) fn check_sweep(&self) -> Result<(), Fault> {
-        let Some(sweep) = &self.sweep else { return Ok(()) };
-        let invalid = |what: &str| Fault::new(Code::JobInvalid, what.to_owned());
-        if !self.output_names.is_empty() {
-            return Err(Fault::new(Code::JobUnsupported, "an output of a sweep gets no name as data")
-                .why("each trial has outputs of its own")
-                .fix("leave its `name` out, and name what the best trial left: agentctl data create"));
-        }
-        if self.array.is_none() {
-            return Err(
-                invalid("the sweep does not say how many trials it has").fix("set `limits.max_total_trials`")
-            );
-        }
-        let trials = self.array.as_ref().map_or(0, |array| array.indices().len());
-        if sweep.policy.is_some() && trials > MAX_COMPARED {
-            return Err(invalid(&format!("the sweep has {trials} trials and `early_termination`"))
-                .why(format!("a policy compares at most {MAX_COMPARED} with each other"))
-                .fix("set a lower `limits.max_total_trials`, or leave the policy out"));
-        }
-        if let Some(name) = sweep.space.names().iter().find(|name| {
-            let named = |prefix: &str| self.secrets.contains_key(&format!("{prefix}{name}"));
-            named("AZUREML_SWEEP_") || named("AZUREML_PARAMETER_")
-        }) {
-            return Err(invalid(&format!("a secret has the variable of the hyperparameter `{name}`"))
-                .fix("give one of them another name"));
-        }
-        sweep.check()
     }
 }
 

@@ -8,7 +8,6 @@
 //! left after it; at most [`call::MOST`] of its output is kept; an answer is believed as a whole or not at all; the token
 //! of a machine is in no argument, variable, error or log.
 
-mod answer;
 mod call;
 mod config;
 
@@ -257,7 +256,7 @@ impl Provider {
             "settings": self.config.settings,
         });
         if let Some(id) = machine.id {
-            asked["id"] = Value::from(answer::checked_id(id).map_err(|what| self.bad(what))?);
+            asked["id"] = Value::from(call::checked_id(id).map_err(|what| self.bad(what))?);
         }
         self.ask("delete", &asked, self.config.deadlines.delete, None).await.map(drop)
     }
@@ -286,7 +285,7 @@ pub mod fuzz {
 
     /// Understands an answer, as that to each of the verbs; whether it is one to any.
     pub fn answer(output: &[u8]) -> bool {
-        let answer = crate::answer::answer_of(output, ExitStatus::default(), String::new());
+        let answer = crate::call::answer_of(output, ExitStatus::default(), String::new());
         answer.is_ok_and(|answer| answer.id().is_ok() | answer.machines().is_ok())
     }
 }

@@ -36,14 +36,44 @@ mod tree;
 mod watch;
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use agent_model::causes;
 use agent_shim::apart::{self, AS, ASSIGNED, Assigned, FILES, FOR_PROGRAM, GATE, ITSELF, STARTER, WORKS_IN};
+use agent_shim::{RecordError, WriteError};
 use notes::Notes;
 use setup::Way;
+
+/// Why the shim cannot do its work.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ShimError {
+    #[error("the command was started before; it is never started again")]
+    Started,
+    #[error("there is no launch record")]
+    NoLaunch,
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error("could not {step}")]
+    Step { step: &'static str, source: io::Error },
+}
+
+impl ShimError {
+    /// It can do its work when others have freed what it lacks.
+    pub(crate) fn is_lack(&self) -> bool {
+        let is_lack = |error: &io::Error| agent_shim::is_lack(error) || agent_fs::is_full(error);
+        causes(self).filter_map(|cause| cause.downcast_ref()).any(is_lack)
+    }
+}
+
+/// Names the step in an error of it.
+pub(crate) fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, ShimError> {
+    result.map_err(|source| ShimError::Step { step, source: source.into() })
+}
 
 /// `agent-shim as ID ROOM PROGRAM ARGUMENT...`: becomes the program, as that user, in that room. Supervises nothing.
 /// Where variables are [`FOR_PROGRAM`], the program has these alone.

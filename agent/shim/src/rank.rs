@@ -20,6 +20,8 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 
+use std::time::{Duration, Instant};
+
 use agent_shim::gang::{GangLaunch, Way};
 
 pub(crate) use lend::rsh;
@@ -29,6 +31,25 @@ const FOLDER: &str = ".agentd";
 
 /// The exit code of a shell for a program that does not exist.
 const NOT_FOUND: u8 = 127;
+
+/// The file to which the script writes that the command failed.
+const FAILED: &str = "failed";
+
+/// How long `mpirun` may take to end all others when one process has failed.
+const OVERSIGHT: Duration = Duration::from_secs(8);
+
+/// A process of this machine that failed. Usually `mpirun` ends all others then, but there are some that do not.
+#[derive(Debug, Default)]
+struct FailedProcess(Option<Instant>);
+
+impl FailedProcess {
+    /// The exit code, when it has been there for so long that `mpirun` will not react any more.
+    fn look(&mut self) -> Option<u8> {
+        let said = fs::read_to_string(Path::new(FOLDER).join(FAILED)).ok()?;
+        let since = *self.0.get_or_insert_with(Instant::now);
+        (since.elapsed() >= OVERSIGHT).then(|| said.trim().parse().unwrap_or(1))
+    }
+}
 
 /// Why a rank cannot do its part.
 #[derive(Debug, thiserror::Error)]

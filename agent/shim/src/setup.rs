@@ -6,12 +6,12 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use agent_model::{Clock as _, SystemClock, causes};
+use agent_model::{Clock as _, SystemClock};
 use agent_shim::apart::Assigned;
 use agent_shim::cgroup::Groups;
 use agent_shim::segments::Writer;
 use agent_shim::tracking::Intake;
-use agent_shim::{Hello, JobDir, Launch, RecordError, ShimPlace, VERSION, WriteError, door, process, sys};
+use agent_shim::{Hello, JobDir, Launch, ShimPlace, VERSION, door, process, sys};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
@@ -25,34 +25,7 @@ use crate::notes::Notes;
 use crate::supervise::{Life, Supervisor, Tracking};
 use crate::tree::Tree;
 use crate::watch::Watch;
-
-/// Why the shim cannot do its work.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ShimError {
-    #[error("the command was started before; it is never started again")]
-    Started,
-    #[error("there is no launch record")]
-    NoLaunch,
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    #[error(transparent)]
-    Write(#[from] WriteError),
-    #[error("could not {step}")]
-    Step { step: &'static str, source: io::Error },
-}
-
-impl ShimError {
-    /// It can do its work when others have freed what it lacks.
-    pub(crate) fn is_lack(&self) -> bool {
-        let is_lack = |error: &io::Error| agent_shim::is_lack(error) || agent_fs::is_full(error);
-        causes(self).filter_map(|cause| cause.downcast_ref()).any(is_lack)
-    }
-}
-
-/// Names the step in an error of it.
-pub(crate) fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, ShimError> {
-    result.map_err(|source| ShimError::Step { step, source: source.into() })
-}
+use crate::{ShimError, step};
 
 /// How the shim gets its job directory.
 #[derive(Debug, Clone, Copy)]

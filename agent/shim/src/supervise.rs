@@ -48,9 +48,9 @@ use crate::kill_escalation::KillStep;
 use crate::mask::Mask;
 use crate::memory::Memory;
 use crate::notes::Notes;
-use crate::setup::{ShimError, step};
 use crate::tree::Tree;
 use crate::watch::Watch;
+use crate::{ShimError, step};
 
 /// How long a shim waits for `go`. If the daemon died before it sent that, the next one starts another shim.
 const GO: Duration = Duration::from_secs(60);

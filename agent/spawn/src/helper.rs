@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use agent_fs::Links;
 use agent_shim::apart::Assigned;
 use agent_shim::cgroup::{Groups, SCOPE_PREFIX};
 use agent_shim::process;
@@ -26,10 +25,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::Pid;
-use rustix::fs::{Mode, OFlags, Stat};
+use rustix::fs::Stat;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::limits::{HelperLimits, LimitError};
+use crate::limits::{HelperLimits, LimitError, Undone};
 use crate::memory::{BuilderGate, Limit};
 use crate::silent::{HelperClient, Silent, SilentConnection};
 use crate::wire::{self, GivenPart, RootAnswer, RootVerb, TakenPart};
@@ -46,24 +45,6 @@ const STACK: usize = 1 << 20;
 
 /// The longest time a kill may take.
 const LONGEST_KILL: Duration = Duration::from_secs(60);
-
-/// Why a verb was not done.
-pub(crate) enum Undone {
-    Refused(LimitError),
-    Failed(io::Error),
-}
-
-impl From<LimitError> for Undone {
-    fn from(refusal: LimitError) -> Undone {
-        Undone::Refused(refusal)
-    }
-}
-
-impl<E: Into<io::Error>> From<E> for Undone {
-    fn from(error: E) -> Undone {
-        Undone::Failed(error.into())
-    }
-}
 
 /// Serves every client, for ever.
 pub fn serve(listener: BorrowedFd<'_>, limits: HelperLimits) -> io::Result<()> {
@@ -162,7 +143,7 @@ fn obey(
             if let TakenPart::Readable { uid, .. } | TakenPart::Whole { uid } = part {
                 limits.may_be(uid)?;
             }
-            files::take(&open(limits, &path)?, limits.keeper, part, &|uid| limits.may_be(uid).is_ok())?;
+            files::take(&limits.open(&path)?, limits.keeper, part, &|uid| limits.may_be(uid).is_ok())?;
             Ok(RootAnswer::Done)
         }
         RootVerb::Copy { from, to, uid, most } => copy(limits, [&from, &to], uid, most),
@@ -182,13 +163,6 @@ fn obey(
     }
 }
 
-/// A directory in one of the trees, through no link.
-pub(crate) fn open(limits: &HelperLimits, path: &Path) -> Result<OwnedFd, Undone> {
-    let path = limits.tree(path)?;
-    let state = agent_fs::open_directory(&limits.state_dir)?;
-    Ok(agent_fs::open_beneath(state, path, OFlags::DIRECTORY, Mode::empty(), Links::Never)?)
-}
-
 fn give(limits: &HelperLimits, path: &Path, uid: u32, kind: GivenPart) -> Result<RootAnswer, Undone> {
     let user = limits.user(uid)?;
     owners::may_lend(limits, path, uid)?;
@@ -197,13 +171,13 @@ fn give(limits: &HelperLimits, path: &Path, uid: u32, kind: GivenPart) -> Result
     let is_due = |of| {
         of == limits.keeper.0 || of == uid || limits.job_uids.contains(&of) && !limits.is_of_an_owner(of)
     };
-    files::give(&open(limits, path)?, (user.uid, user.gid), &is_due, kind)?;
+    files::give(&limits.open(path)?, (user.uid, user.gid), &is_due, kind)?;
     Ok(RootAnswer::Done)
 }
 
 fn copy(limits: &HelperLimits, [from, to]: [&Path; 2], uid: u32, most: u64) -> Result<RootAnswer, Undone> {
     limits.may_be(uid)?;
-    let (from, to) = (open(limits, from)?, open(limits, to)?);
+    let (from, to) = (limits.open(from)?, limits.open(to)?);
     if rustix::fs::fstat(&to)?.st_uid != limits.keeper.0 {
         return Err(LimitError::Destination.into());
     }
@@ -221,7 +195,7 @@ fn supervise(
     let replica = limits.replica(replica)?;
     let assigned = Assigned { keeper: limits.keeper, user: limits.user(uid)? };
     let below = Path::new("jobs").join(replica.to_string());
-    let owner = rustix::fs::fstat(open(limits, &below)?)?.st_uid;
+    let owner = rustix::fs::fstat(limits.open(&below)?)?.st_uid;
     if owner != limits.keeper.0 {
         return Err(LimitError::Path(below).into());
     }
@@ -238,7 +212,7 @@ fn build(limits: &HelperLimits, program: &Program, descriptors: Vec<OwnedFd>) ->
         return Err(LimitError::Descriptors.into());
     }
     for tree in &program.sees {
-        open(limits, tree)?;
+        limits.open(tree)?;
     }
     let uid = match &program.owner {
         Some(owner) => owners::builder_of(limits, owner)?,

@@ -1,12 +1,16 @@
 //! The limits of a helper, which hold whatever the daemon asks.
 
 use std::ffi::CString;
+use std::io;
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
+use agent_fs::Links;
 use agent_model::ReplicaId;
 use agent_shim::User;
 use nix::unistd::{Gid, Uid, getgrouplist};
+use rustix::fs::{Mode, OFlags};
 
 /// The trees below the state directory that contain files of other users.
 pub const ROOTS: [&str; 5] = ["jobs", "envs", "packages", "prestaged", "data"];
@@ -71,6 +75,24 @@ pub enum LimitError {
     Descriptors,
 }
 
+/// Why a verb was not done.
+pub(crate) enum Undone {
+    Refused(LimitError),
+    Failed(io::Error),
+}
+
+impl From<LimitError> for Undone {
+    fn from(refusal: LimitError) -> Undone {
+        Undone::Refused(refusal)
+    }
+}
+
+impl<E: Into<io::Error>> From<E> for Undone {
+    fn from(error: E) -> Undone {
+        Undone::Failed(error.into())
+    }
+}
+
 /// The numbers of `job_uids` that builders have: a sixteenth, or of few numbers up to half. The first of all works for no
 /// owner.
 pub fn builders(job_uids: &RangeInclusive<u32>) -> RangeInclusive<u32> {
@@ -82,6 +104,13 @@ pub fn builders(job_uids: &RangeInclusive<u32>) -> RangeInclusive<u32> {
 }
 
 impl HelperLimits {
+    /// A directory in one of the trees, through no link.
+    pub(crate) fn open(&self, path: &Path) -> Result<OwnedFd, Undone> {
+        let path = self.tree(path)?;
+        let state = agent_fs::open_directory(&self.state_dir)?;
+        Ok(agent_fs::open_beneath(state, path, OFlags::DIRECTORY, Mode::empty(), Links::Never)?)
+    }
+
     /// The user of builders that work for no owner.
     pub fn builder(&self) -> u32 {
         *self.job_uids.start()

@@ -10,8 +10,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, Dir};
 
-use crate::helper::{Undone, open};
-use crate::limits::{HelperLimits, LimitError};
+use crate::limits::{HelperLimits, LimitError, Undone};
 
 /// The directory with the caches of all owners.
 const OWNERS: &str = "packages/of";
@@ -23,7 +22,7 @@ pub(crate) fn builder_of(limits: &HelperLimits, owner: &str) -> Result<u32, Undo
     if !is_name {
         return Err(refused().into());
     }
-    let uid = rustix::fs::fstat(open(limits, &Path::new(OWNERS).join(owner))?)?.st_uid;
+    let uid = rustix::fs::fstat(limits.open(&Path::new(OWNERS).join(owner))?)?.st_uid;
     match limits.is_of_an_owner(uid) && of(limits, uid)? == [OsStr::new(owner)] {
         true => Ok(uid),
         false => Err(refused().into()),
@@ -48,7 +47,7 @@ pub(crate) fn may_lend(limits: &HelperLimits, path: &Path, uid: u32) -> Result<(
 
 /// The names of the directories that belong to this number.
 fn of(limits: &HelperLimits, uid: u32) -> io::Result<Vec<OsString>> {
-    let all = match open(limits, Path::new(OWNERS)) {
+    let all = match limits.open(Path::new(OWNERS)) {
         Ok(all) => all,
         Err(Undone::Failed(error)) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Err(_) => return Ok(Vec::new()),

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent_cas::snapshot::{PrestagedTree, StatCache, download, materialize, push, scan};
+use agent_cas::snapshot::{Choice, PrestagedTree, StatCache, download, materialize, push, scan};
 use agent_cas::{BlobStore, Disk, Remote, Tiered, remote};
 use agent_model::Digest;
 use agent_tests::client::{channel, runtime};
@@ -104,7 +104,9 @@ fn by_spare(store: &impl BlobStore, before: Digest, root: Digest, dest: &Path) -
 }
 
 fn remembering(dir: &str, cache: &str) -> agent_cas::snapshot::Snapshot {
-    StatCache::at(PathBuf::from(cache)).scan(Path::new(dir)).expect("it can be read")
+    Choice { cache: Some(&StatCache::at(PathBuf::from(cache))), ..Choice::default() }
+        .scan(Path::new(dir))
+        .expect("it can be read")
 }
 
 /// The store behind a daemon's socket, or that of another server: `http://host:port/instance`.

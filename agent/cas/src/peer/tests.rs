@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use tokio_stream::wrappers::UnixListenerStream;
 
 use super::*;
+use crate::Tiered;
 use crate::conformance::content;
 use crate::remote::near;
-use crate::store::Tiered;
 use crate::{BlobStore, ByteCounter, Chunks, Disk, Memory, digest_of};
 
 /// A node that has a disk and fetches trees, or not.

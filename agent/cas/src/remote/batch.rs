@@ -224,7 +224,8 @@ impl Get<'_> {
 /// The blob in an answer.
 fn opened(digest: Digest, bytes: &Bytes, is_compressed: bool) -> Result<Bytes, ReadError> {
     let content = match is_compressed {
-        true => inflate(digest, bytes.clone()).map_err(|source| ReadError::Inflate { digest, source })?,
+        true => inflate(digest, bytes.clone())
+            .map_err(|source| ReadError::Inflate { digest, source: source.into() })?,
         false => bytes.clone(),
     };
     match digest_of(&content) {

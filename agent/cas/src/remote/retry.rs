@@ -12,6 +12,8 @@ use prost::Message;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
+use crate::store::is_away;
+
 /// The longest time between the first failure and the last attempt. A server that is restarted, or replaced by a
 /// new version, is back by then.
 pub(crate) const LONGEST: Duration = Duration::from_secs(20);
@@ -79,17 +81,4 @@ pub fn told(status: &Status) -> String {
 /// The same call may succeed in a moment. A server that did not answer in time has used up its time already.
 pub(super) fn is_transient(status: &Status) -> bool {
     status.code() != Code::DeadlineExceeded && is_away(status)
-}
-
-/// The same call may succeed later: the error is not about the blob, nor about the call.
-pub fn is_away(status: &Status) -> bool {
-    !matches!(
-        status.code(),
-        Code::Ok
-            | Code::InvalidArgument
-            | Code::NotFound
-            | Code::AlreadyExists
-            | Code::OutOfRange
-            | Code::DataLoss
-    )
 }

@@ -17,12 +17,55 @@ use agent_model::{Digest, failpoint};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use super::materialize::MaterializeError;
 use super::open_text_beneath;
-use super::tree::{Extent, Tree};
+use super::tree::{Extent, Tree, TreeError};
 use crate::counter::ByteCounter;
 use crate::store::{CHUNK, ReadError, remove_tree};
 use crate::{Hasher, holes};
+
+/// Why a tree could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum MaterializeError {
+    /// The tree itself cannot be used.
+    #[error("the snapshot cannot be used")]
+    Tree(#[source] TreeError),
+    /// The tree does not have a part that is wanted.
+    #[error("there is no {path} in it")]
+    NoSuchPart {
+        /// The part, as it was named.
+        path: String,
+    },
+    /// There is something at the destination.
+    #[error("{path} exists and is not an empty directory")]
+    Exists {
+        /// The destination.
+        path: PathBuf,
+    },
+    /// The destination is not a place for a directory.
+    #[error("{path} does not name a directory to be made")]
+    Destination {
+        /// The destination.
+        path: PathBuf,
+    },
+    /// The content of a file could not be read.
+    #[error("cannot read the content of {path}")]
+    Read {
+        /// The file, relative to the destination.
+        path: String,
+        #[source]
+        /// The store's error.
+        source: ReadError,
+    },
+    /// A file, directory or link could not be written.
+    #[error("cannot write {path}")]
+    Write {
+        /// The file, directory or link.
+        path: PathBuf,
+        #[source]
+        /// The system's error.
+        source: io::Error,
+    },
+}
 
 /// The owner of files, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -23,8 +23,8 @@ use agent_model::{Digest, failpoint};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 
-use super::ground::{Ground, Manner, Target};
-use super::tree::{self, Entry, Tree, TreeError};
+use super::ground::{Ground, Manner, MaterializeError, Target};
+use super::tree::{self, Entry, Tree};
 use crate::counter::ByteCounter;
 use crate::holes;
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, SMALL_BLOB, batches};
@@ -48,50 +48,6 @@ impl Laid {
     pub(super) fn of(tree: &Tree) -> Laid {
         Laid { files: tree.extent().files, bytes: tree.extent().bytes }
     }
-}
-
-/// Why a tree could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum MaterializeError {
-    /// The tree itself cannot be used.
-    #[error("the snapshot cannot be used")]
-    Tree(#[source] TreeError),
-    /// The tree does not have a part that is wanted.
-    #[error("there is no {path} in it")]
-    NoSuchPart {
-        /// The part, as it was named.
-        path: String,
-    },
-    /// There is something at the destination.
-    #[error("{path} exists and is not an empty directory")]
-    Exists {
-        /// The destination.
-        path: PathBuf,
-    },
-    /// The destination is not a place for a directory.
-    #[error("{path} does not name a directory to be made")]
-    Destination {
-        /// The destination.
-        path: PathBuf,
-    },
-    /// The content of a file could not be read.
-    #[error("cannot read the content of {path}")]
-    Read {
-        /// The file, relative to the destination.
-        path: String,
-        #[source]
-        /// The store's error.
-        source: ReadError,
-    },
-    /// A file, directory or link could not be written.
-    #[error("cannot write {path}")]
-    Write {
-        /// The file, directory or link.
-        path: PathBuf,
-        #[source]
-        /// The system's error.
-        source: io::Error,
-    },
 }
 
 /// Writes the tree to `dest` for a person: executable files stay so, all others are not, and the process's

@@ -14,9 +14,10 @@ use parking_lot::Mutex;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::scan::{ScanError, Snapshot, Unread, complete, each_unknown, hash, is_kept_back};
+use super::left_out::{LeftOut, ScanError, Unread, is_kept_back};
+use super::scan::{Snapshot, complete, each_unknown, hash};
 use super::tree::join;
-use super::walk::{Folder, LeftOut, Root, Rules, walk};
+use super::walk::{Folder, Root, Rules, walk};
 
 /// Which directories outside of a job's own it may have left its outputs in, by a link in the place of a folder.
 #[derive(Debug, Clone, Default)]

@@ -31,8 +31,8 @@ use agent_model::{Digest, causes, failpoint};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 use super::difference::Difference;
-use super::ground::{Ground, Manner, Owner};
-use super::materialize::{Laid, MaterializeError, lay, lay_files, publish, staging_path};
+use super::ground::{Ground, Manner, MaterializeError, Owner};
+use super::materialize::{Laid, lay, lay_files, publish, staging_path};
 use super::open_text_beneath;
 use super::scan::hash_content;
 use super::stamp::Stamp;

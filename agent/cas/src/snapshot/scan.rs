@@ -1,7 +1,7 @@
 //! From directories to a [`Snapshot`]: walk, recall known hashes, hash the rest on all processors, encode bottom-up.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use agent_model::{Digest, size};
 use bytes::Bytes;
 
+use super::left_out::{LeftOut, Ruled, ScanError, Unread};
 use super::links::{Leads, LinkTarget, Steps, follow};
 use super::stamp::Stamp;
-use super::survey::Choice;
-use super::tree::{Directory, Tally, TreeError};
-use super::walk::{Dir, FilePlace, Folder, Leaf, LeftOut, Root, is_executable};
+use super::statcache::StatCache;
+use super::tree::{Directory, Tally};
+use super::walk::{Dir, FilePlace, Folder, Leaf, Root, Rules, is_executable, walk};
 use crate::{Hasher, holes, parallel};
 
 /// Times a file is read again when it changed while it was read.
@@ -52,25 +53,6 @@ pub struct Snapshot {
     pub unread: Vec<Unread>,
     /// Everything by name, each digest known.
     pub(super) top: Folder,
-}
-
-/// A file or directory that could not be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unread {
-    /// Which.
-    pub path: PathBuf,
-    /// Why, for people.
-    pub why: String,
-}
-
-impl Unread {
-    pub(super) fn because(path: PathBuf, source: &io::Error) -> Unread {
-        Unread { path, why: format!("cannot be read: {source}") }
-    }
-
-    pub(super) fn of_another(path: PathBuf) -> Unread {
-        Unread { path, why: "belongs to another user".to_owned() }
-    }
 }
 
 impl Snapshot {
@@ -176,62 +158,73 @@ impl Folder {
     }
 }
 
-/// Why a directory could not become a snapshot.
-#[derive(Debug, thiserror::Error)]
-pub enum ScanError {
-    /// A directory could not be listed.
-    #[error("cannot read the directory {path}")]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        #[source]
-        /// The system's error.
-        source: io::Error,
-    },
-    /// A file could not be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        #[source]
-        /// The system's error.
-        source: io::Error,
-    },
-    /// A file changed each time it was read.
-    #[error("{path} changes while it is read")]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Directories are nested too deep.
-    #[error("{path} is more than {limit} directories deep")]
-    TooDeep {
-        /// The directory.
-        path: PathBuf,
-        /// The limit.
-        limit: usize,
-    },
-    /// No node would lay it out again.
-    #[error("{path} is more than a snapshot may hold")]
-    TooLarge {
-        /// The directory at which that was found.
-        path: PathBuf,
-        #[source]
-        /// What there is too much of.
-        source: TreeError,
-    },
-    /// A file is longer than its disk, so nearly all of it is a hole, or it is another user's.
-    #[error("{} {}", .0.path.display(), .0.why)]
-    Unfit(Unread),
-    /// The caller does not want it any more.
-    #[error("the reading was ended")]
-    Stopped,
-    /// A path is not that of a file with a plain name.
-    #[error("{path} is not a file with a UTF-8 name")]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
+/// Which part of a directory counts, and how it is read.
+#[derive(Clone, Copy, Default)]
+pub struct Choice<'a> {
+    /// All it holds: no ignore rules, because the caller has rules of its own for it.
+    pub whole: bool,
+    /// Hashes of files that were read before.
+    pub cache: Option<&'a StatCache>,
+    /// Directories that are never entered, by whatever path the walk reaches them. A missing one is ignored.
+    pub never: &'a [PathBuf],
+}
+
+impl Choice<'_> {
+    /// Reads the directory. Blocks.
+    pub fn scan(&self, dir: &Path) -> Result<Snapshot, ScanError> {
+        let page = self.cache.map(|cache| cache.page(self.rules(), dir));
+        let mut left_out = LeftOut::default();
+        let mut top = self.walk(dir, &mut left_out)?;
+        let recalled = page.as_ref().map(|page| page.recall(&mut top));
+        let read = hash_all(&mut top, &AtomicBool::new(false))?;
+        if let Some((page, recalled)) = page.zip(recalled) {
+            page.keep(&top, recalled);
+        }
+        complete(dir, top, read, left_out)
+    }
+
+    /// What a scan would contain; no file is read. Blocks.
+    pub fn survey(&self, dir: &Path) -> Result<Survey, ScanError> {
+        let mut left_out = LeftOut::default();
+        let top = self.walk(dir, &mut left_out)?;
+        let (files, bytes, largest) = sums(&top);
+        let warnings = left_out.told();
+        let rules = left_out.rules;
+        Ok(Survey { files, bytes, largest, rules, warnings, top })
+    }
+
+    pub(super) fn rules(&self) -> Rules {
+        if self.whole { Rules::Everything } else { Rules::Code }
+    }
+
+    pub(super) fn walk(&self, dir: &Path, left_out: &mut LeftOut) -> Result<Folder, ScanError> {
+        let identity = |path: &PathBuf| rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino));
+        let never: Vec<_> = self.never.iter().filter_map(identity).collect();
+        walk(&Arc::new(Root::open(dir)?), self.rules(), &never, left_out)
+    }
+}
+
+/// What a snapshot of a directory would have.
+#[derive(Debug)]
+pub struct Survey {
+    /// Files in it.
+    pub files: u64,
+    /// Bytes in these files.
+    pub bytes: u64,
+    /// The largest files and their sizes in bytes, largest first.
+    pub largest: Vec<(String, u64)>,
+    /// What ignore rules left out, by the rule: `.amlignore:3: *.ckpt`.
+    pub rules: BTreeMap<String, Ruled>,
+    /// What else was left out or is doubtful, one sentence each.
+    pub warnings: Vec<String>,
+    top: Folder,
+}
+
+impl Survey {
+    /// The files whose directory and name are `wanted`.
+    pub fn named(&self, wanted: impl Fn(&str, &str) -> bool) -> Vec<String> {
+        self.top.named(wanted)
+    }
 }
 
 /// A code directory: without what `.amlignore`, or else `.gitignore`, in its root excludes, and without
@@ -243,18 +236,6 @@ pub fn scan(dir: &Path) -> Result<Snapshot, ScanError> {
 /// A directory with all it holds: no ignore rules, because the caller has rules of its own for it. Blocks.
 pub fn scan_whole(dir: &Path) -> Result<Snapshot, ScanError> {
     Choice { whole: true, ..Choice::default() }.scan(dir)
-}
-
-pub(super) fn scan_chosen(choice: Choice<'_>, dir: &Path) -> Result<Snapshot, ScanError> {
-    let page = choice.cache.map(|cache| cache.page(choice.rules(), dir));
-    let mut left_out = LeftOut::default();
-    let mut top = choice.walk(dir, &mut left_out)?;
-    let recalled = page.as_ref().map(|page| page.recall(&mut top));
-    let read = hash_all(&mut top, &AtomicBool::new(false))?;
-    if let Some((page, recalled)) = page.zip(recalled) {
-        page.keep(&top, recalled);
-    }
-    complete(dir, top, read, left_out)
 }
 
 /// One file, under its own name. Blocks.
@@ -276,13 +257,6 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
     top.files.push(Leaf::new(place, &stat));
     let read = hash_all(&mut top, &AtomicBool::new(false))?;
     complete(path, top, read, LeftOut::default())
-}
-
-/// It cannot be read, now or later, until its owner changes that.
-pub(super) fn is_kept_back(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let errors = [Errno::ACCESS, Errno::PERM, Errno::IO, Errno::STALE];
-    Errno::from_io_error(error).is_some_and(|error| errors.contains(&error))
 }
 
 /// Hashes the files whose content is not known yet; returns how many these were.

@@ -34,9 +34,7 @@ use agent_model::ids::hex;
 use agent_model::{Clock, SystemClock};
 use rustix::fs::{Mode, OFlags};
 
-use super::scan::{ScanError, Snapshot};
 use super::stamp::Stamp;
-use super::survey::Choice;
 use super::walk::{Folder, Leaf, Rules};
 use crate::digest_of;
 
@@ -76,16 +74,6 @@ impl StatCache {
 
     pub(super) fn with_clock(dir: PathBuf, clock: Arc<dyn Clock>) -> StatCache {
         StatCache { dir, clock }
-    }
-
-    /// Like [`scan`](super::scan()), without reading what is remembered.
-    pub fn scan(&self, dir: &Path) -> Result<Snapshot, ScanError> {
-        Choice { cache: Some(self), ..Choice::default() }.scan(dir)
-    }
-
-    /// Like [`scan_whole`](super::scan_whole), without reading what is remembered.
-    pub fn scan_whole(&self, dir: &Path) -> Result<Snapshot, ScanError> {
-        Choice { whole: true, cache: Some(self), ..Choice::default() }.scan(dir)
     }
 
     /// Has every file of `dir` read again by the next scan.

@@ -9,7 +9,6 @@
 //! hash, and a pointer to what it shares with its neighbours.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,10 +23,9 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
 use super::ignore::Ignore;
+use super::left_out::{LeftOut, ScanError, Unread, is_kept_back};
 use super::links::{Leads, LinkTarget, Steps, follow};
-use super::scan::{ScanError, Unread, is_kept_back};
 use super::stamp::Stamp;
-use super::survey::{GIT, Ruled};
 use super::tree::join;
 use super::{MAX_DEPTH, open_text_beneath};
 use crate::parallel;
@@ -227,38 +225,8 @@ impl Folder {
     }
 }
 
-/// The entries that were left out.
-#[derive(Debug, Default)]
-pub(super) struct LeftOut {
-    pub(super) count: u64,
-    /// Each entry that cannot be kept, with the reason.
-    pub(super) entries: Vec<String>,
-    /// What else is to be told.
-    pub(super) warnings: Vec<String>,
-    pub(super) unread: Vec<Unread>,
-    /// What rules left out, by the rule.
-    pub(super) rules: BTreeMap<String, Ruled>,
-}
-
-impl LeftOut {
-    pub(super) fn warn(&mut self, path: &str, why: &str) {
-        self.count += 1;
-        self.entries.push(format!("{path} {why}"));
-    }
-
-    /// All that is to be told, one sentence each.
-    pub(super) fn told(&self) -> Vec<String> {
-        let entries = self.entries.iter().map(|entry| format!("{entry}; left out"));
-        self.warnings.iter().cloned().chain(entries).collect()
-    }
-
-    fn by_rule(&mut self, rule: &str, count: u64, paths: impl IntoIterator<Item = String>) {
-        match self.rules.get_mut(rule) {
-            Some(ruled) => ruled.add(count, paths),
-            None => self.rules.entry(rule.to_owned()).or_default().add(count, paths),
-        }
-    }
-}
+/// Left out of every snapshot of code.
+pub(super) const GIT: &str = "nothing named .git is sent";
 
 /// Which entries of a directory count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -357,13 +325,13 @@ fn put_together(mut listed: Vec<Listed>) -> Folder {
 /// The first of the two ignore files that exists; they are never merged.
 fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Ignore, ScanError> {
     const AML: &str = ".amlignore";
-    const GIT: &str = ".gitignore";
+    const IGNORE: &str = ".gitignore";
     let Some(text) = read_text(root, AML)? else {
-        return Ok(Ignore::parse(GIT, read_text(root, GIT)?.unwrap_or_default()));
+        return Ok(Ignore::parse(IGNORE, read_text(root, IGNORE)?.unwrap_or_default()));
     };
-    let other = read_text(root, GIT).ok().flatten().unwrap_or_default();
-    if text != other && !Ignore::parse(GIT, other).is_empty() {
-        left_out.warnings.push(format!("{AML} is there, so {GIT} has no effect"));
+    let other = read_text(root, IGNORE).ok().flatten().unwrap_or_default();
+    if text != other && !Ignore::parse(IGNORE, other).is_empty() {
+        left_out.warnings.push(format!("{AML} is there, so {IGNORE} has no effect"));
     }
     Ok(Ignore::parse(AML, text))
 }

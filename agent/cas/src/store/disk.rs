@@ -30,6 +30,7 @@ mod ingest;
 pub(super) mod listing;
 mod loose;
 mod reading;
+mod record;
 mod segments;
 mod uses;
 

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use agent_model::Principal;
-use agent_model::asset::{Asset, AssetRef, LATEST, Which, is_asset_word, next_version};
+use agent_model::asset::{Asset, LATEST, next_version};
+use agent_model::data::{AssetRef, Which, is_asset_word};
 use parking_lot::RwLock;
 
 use super::{AssetChange, AssetError, AssetWant, MOST, unknown};

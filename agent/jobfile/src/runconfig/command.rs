@@ -3,8 +3,8 @@
 use super::data::{Data, is_variable};
 use super::environment::Software;
 use super::launch::Launch;
-use crate::section::{Mistakes, Rejection, Section, Warning, within};
-use crate::yaml::{Node, Place, Value};
+use crate::section::{Mistakes, Rejection, Section, Warning};
+use crate::yaml::{Place, Value};
 
 /// The command of the job.
 #[derive(Debug, Default)]
@@ -165,19 +165,6 @@ fn variable(after: &str) -> (String, &str) {
         true => (format!("${{{name}-{written}}}"), rest),
         false => ("\\$".to_owned(), after),
     }
-}
-
-/// The coordinates of packages, as `spark-submit` takes them.
-pub(super) fn packages(node: &Node, path: &str, warnings: &mut Vec<Warning>) -> Result<String, Rejection> {
-    let items = node.list().map_err(|at| within(path, at))?;
-    let one = |node: &Node| {
-        let mut section = Section::open(node.clone(), path, &super::keys::PACKAGE)?;
-        let parts = ["group", "artifact", "version"].map(|key| section.text(key));
-        section.finish(warnings);
-        let parts: Vec<String> = parts.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
-        Ok(parts.join(":"))
-    };
-    Ok(items.iter().map(one).collect::<Result<Vec<_>, Rejection>>()?.join(","))
 }
 
 #[cfg(test)]

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::command::packages;
 use super::keys;
+use crate::command_job::environment::{EnvironmentRef, conda_file};
 use crate::command_job::read_docker_args;
-use crate::environment::{EnvironmentRef, conda_file};
-use crate::section::{Mistakes, Rejection, Section, Warning};
+use crate::section::{Mistakes, Rejection, Section, Warning, within};
 use crate::yaml::{Node, Place, Value};
 use agent_model::EnvSpec;
 
@@ -126,6 +125,19 @@ fn read_spark(section: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mi
     let given = [("--repositories", repositories), ("--packages", packages.unwrap_or_default())];
     let given = given.into_iter().filter(|(_, value)| !value.is_empty());
     given.flat_map(|(option, value)| [option.to_owned(), value]).collect()
+}
+
+/// The coordinates of packages, as `spark-submit` takes them.
+fn packages(node: &Node, path: &str, warnings: &mut Vec<Warning>) -> Result<String, Rejection> {
+    let items = node.list().map_err(|at| within(path, at))?;
+    let one = |node: &Node| {
+        let mut section = Section::open(node.clone(), path, &super::keys::PACKAGE)?;
+        let parts = ["group", "artifact", "version"].map(|key| section.text(key));
+        section.finish(warnings);
+        let parts: Vec<String> = parts.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
+        Ok(parts.join(":"))
+    };
+    Ok(items.iter().map(one).collect::<Result<Vec<_>, Rejection>>()?.join(","))
 }
 
 /// Where packages come from.

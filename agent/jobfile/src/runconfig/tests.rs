@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::environment::EnvironmentRef;
+use crate::command_job::environment::EnvironmentRef;
 use crate::keys::Effect;
 use crate::schema::tests::{checked, examples};
 use crate::{Dialect, InputRef};

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{JobDraft, JobSpec};
-use crate::JobId;
 use crate::expr::{self, Reference};
-use crate::sweep::Values;
+use crate::sweep::{MAX_COMPARED, Values};
+use crate::{Code, Fault, JobId};
 
 /// The most tasks of an array.
 pub const MAX_TASKS: u32 = 10_000;
@@ -356,6 +356,38 @@ impl JobSpec {
             draft.command = command;
         }
         JobSpec(Arc::new(draft))
+    }
+}
+
+impl JobDraft {
+    /// What must hold between a sweep and the job that it is.
+    pub(crate) fn check_sweep(&self) -> Result<(), Fault> {
+        let Some(sweep) = &self.sweep else { return Ok(()) };
+        let invalid = |what: &str| Fault::new(Code::JobInvalid, what.to_owned());
+        if !self.output_names.is_empty() {
+            return Err(Fault::new(Code::JobUnsupported, "an output of a sweep gets no name as data")
+                .why("each trial has outputs of its own")
+                .fix("leave its `name` out, and name what the best trial left: agentctl data create"));
+        }
+        if self.array.is_none() {
+            return Err(
+                invalid("the sweep does not say how many trials it has").fix("set `limits.max_total_trials`")
+            );
+        }
+        let trials = self.array.as_ref().map_or(0, |array| array.indices().len());
+        if sweep.policy.is_some() && trials > MAX_COMPARED {
+            return Err(invalid(&format!("the sweep has {trials} trials and `early_termination`"))
+                .why(format!("a policy compares at most {MAX_COMPARED} with each other"))
+                .fix("set a lower `limits.max_total_trials`, or leave the policy out"));
+        }
+        if let Some(name) = sweep.space.names().iter().find(|name| {
+            let named = |prefix: &str| self.secrets.contains_key(&format!("{prefix}{name}"));
+            named("AZUREML_SWEEP_") || named("AZUREML_PARAMETER_")
+        }) {
+            return Err(invalid(&format!("a secret has the variable of the hyperparameter `{name}`"))
+                .fix("give one of them another name"));
+        }
+        sweep.check()
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::JobDraft;
-use crate::asset::{AssetRef, Which, is_asset_word};
+use crate::data::{AssetRef, Which, is_asset_word};
 use crate::fault::{Code, Fault};
 
 /// The name that an output gets.

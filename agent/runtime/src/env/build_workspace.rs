@@ -274,14 +274,6 @@ impl Kept {
     }
 }
 
-/// How often a command is started that is killed from outside.
-pub(super) const ATTEMPTS: u32 = 5;
-
-/// The pause before a command is started again that was killed this often.
-pub(super) fn pause(killed: u32) -> Duration {
-    Duration::from_millis(125) * 2_u32.pow(killed.min(ATTEMPTS))
-}
-
 /// Distinguishes a command that was killed from outside from one that failed.
 pub(super) struct Deaths {
     /// How many processes the kernel had killed for lack of memory when the command started.

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use agent_command::Command;
 use agent_env::{Activation, Build, EngineEvent, EngineRequest, Failure, FailureKind, Platform, Sweep, Task};
 
-use super::build_workspace::{ATTEMPTS, Deaths, pause};
+use super::build_workspace::Deaths;
 use super::progress::Narrator;
+use super::single_flight::{ATTEMPTS, pause};
 use super::{AcquireError, BuildWorkspace, EnvConfig};
 
 const ASK: &str = "asking the conda engine what this machine offers";

@@ -22,7 +22,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::aftercare::Aftercare;
-use super::build_workspace::{ATTEMPTS, pause};
 use super::builder::Builder;
 use super::cache::EnvDir;
 use super::{AcquireError, BuildWorkspace, EnvBuilder, Left, Phase, Progress};
@@ -338,4 +337,12 @@ impl Drop for Transcript {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path); // does nothing if it became the log of the environment
     }
+}
+
+/// How often a command is started that is killed from outside.
+pub(super) const ATTEMPTS: u32 = 5;
+
+/// The pause before a command is started again that was killed this often.
+pub(super) fn pause(killed: u32) -> Duration {
+    Duration::from_millis(125) * 2_u32.pow(killed.min(ATTEMPTS))
 }

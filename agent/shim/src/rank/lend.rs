@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use agent_model::protocol::gang::Secret;
 use agent_shim::gang::{GangLaunch, Host};
 
-use super::mpi::FailedProcess;
+use super::FailedProcess;
 use super::wire::{self, PIECE, Told};
 use super::{RankError, code_of, command, own_words, quoted, say, write};
 

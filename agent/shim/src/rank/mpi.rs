@@ -5,26 +5,19 @@
 //! its own rank wrote, as paths are not the same everywhere.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::process::Child;
-use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::time::Duration;
+use std::{io, thread};
 
 use agent_shim::gang::{GangLaunch, Mpi};
 
 use agent_model::words::count;
 
 use super::lend::write_rsh;
-use super::{FOLDER, RankError, become_command, code_of, command, quoted, say, write};
+use super::{FAILED, FOLDER, FailedProcess, RankError, become_command, code_of, command, quoted, say, write};
 
 /// The script that starts the command of one process.
 const SCRIPT: &str = "rank";
-
-/// The file to which the script writes that the command failed.
-const FAILED: &str = "failed";
-
-/// How long `mpirun` may take to end all others when one process has failed.
-const OVERSIGHT: Duration = Duration::from_secs(8);
 
 /// How often that is checked.
 const LOOK: Duration = Duration::from_millis(100);
@@ -90,19 +83,6 @@ fn see_to_its_end(mut child: Child) -> io::Result<u8> {
             return Ok(code);
         }
         thread::sleep(LOOK);
-    }
-}
-
-/// A process of this machine that failed. Usually `mpirun` ends all others then, but there are some that do not.
-#[derive(Debug, Default)]
-pub(super) struct FailedProcess(Option<Instant>);
-
-impl FailedProcess {
-    /// The exit code, when it has been there for so long that `mpirun` will not react any more.
-    pub(super) fn look(&mut self) -> Option<u8> {
-        let said = fs::read_to_string(Path::new(FOLDER).join(FAILED)).ok()?;
-        let since = *self.0.get_or_insert_with(Instant::now);
-        (since.elapsed() >= OVERSIGHT).then(|| said.trim().parse().unwrap_or(1))
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use agent_jobfile::yaml::{self, At, Node};
 use agent_model::DataUri;
-use agent_model::asset::AssetRef;
+use agent_model::data::AssetRef;
 use agent_runtime::data::{Options, UploadTarget};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 

@@ -2,7 +2,9 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
-use super::super::walk::{Rules, walk};
+use super::super::left_out::is_kept_back;
+use super::super::tree::TreeError;
+use super::super::walk::{GIT, Rules, walk};
 use super::super::{Elsewhere, MAX_DEPTH, list, push, scan_outputs};
 use super::*;
 use crate::{Memory, digest_of};
@@ -436,5 +438,67 @@ fn test_what_stands_where_a_job_writes_is_named() {
         ("odd", Some("a link to no directory")),
     ] {
         assert_eq!(snapshot.in_the_way(name), is, "{name}");
+    }
+}
+
+#[test]
+fn test_a_survey_comes_to_what_a_scan_comes_to_and_names_the_rules() {
+    let ignore = "# big things\r\n*.ckpt\n\nruns/\n!last.ckpt\n";
+    let dir = tree(&[
+        (".gitignore", ignore),
+        (".git/config", "x"),
+        ("train.py", "1234"),
+        ("a/b.ckpt", "x"),
+        ("a/c.ckpt", "x"),
+        ("a/d.ckpt", "x"),
+        ("e.ckpt", "x"),
+        ("last.ckpt", "123456"),
+        ("runs/1/log", "x"),
+    ]);
+    let choice = Choice::default();
+    let (survey, scanned) = (choice.survey(dir.path()).unwrap(), choice.scan(dir.path()).unwrap());
+    assert_eq!((survey.files, survey.bytes), (scanned.files, scanned.bytes));
+    assert_eq!(survey.largest, scanned.largest);
+    assert_eq!(survey.warnings, scanned.warnings);
+    let told: Vec<_> = survey.rules.iter().map(|(rule, ruled)| (&**rule, ruled.count)).collect();
+    assert_eq!(told, [(".gitignore:2: *.ckpt", 4), (".gitignore:4: runs/", 1), (GIT, 1)]);
+    assert_eq!(survey.rules[".gitignore:2: *.ckpt"].examples, ["a/b.ckpt", "a/c.ckpt", "a/d.ckpt"]);
+    assert_eq!(scanned.skipped, survey.rules.values().map(|ruled| ruled.count).sum::<u64>());
+    let wanted = |dir: &str, name: &str| dir.is_empty() && name.ends_with(".ckpt");
+    assert_eq!(survey.named(wanted), ["last.ckpt"]);
+    assert_eq!(scanned.named(wanted), ["last.ckpt"]);
+
+    let whole = Choice { whole: true, ..choice };
+    assert_eq!(whole.survey(dir.path()).unwrap().files, 9);
+}
+
+#[test]
+fn test_directories_that_are_never_entered_are_known_by_what_they_are() {
+    let dir = tree(&[("train.py", "x"), (".local/share/agentd/cas/big", "x"), ("other/cas/x", "x")]);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let link = elsewhere.path().join("state");
+    symlink(dir.path().join(".local/share/agentd"), &link).unwrap();
+    let never = [link, dir.path().join("not-there")];
+    for whole in [false, true] {
+        let choice = Choice { whole, never: &never, ..Choice::default() };
+        let scanned = choice.scan(dir.path()).unwrap();
+        assert_eq!((scanned.files, scanned.skipped), (2, 1));
+        assert_eq!(scanned.warnings, [".local/share/agentd belongs to agentd itself; left out"]);
+        assert_eq!(choice.survey(dir.path()).unwrap().files, 2);
+    }
+}
+
+#[test]
+fn test_ignore_file_that_switches_the_other_one_off_says_so() {
+    let warnings = |files: &[(&str, &str)]| Choice::default().survey(tree(files).path()).unwrap().warnings;
+    let said = [".amlignore is there, so .gitignore has no effect"];
+    assert_eq!(warnings(&[(".amlignore", "a\n"), (".gitignore", "*.bin\n")]), said);
+    for quiet in [
+        &[(".amlignore", "a\n")][..],
+        &[(".gitignore", "a\n")],
+        &[(".amlignore", "a\n"), (".gitignore", "a\n")],
+        &[(".amlignore", "a\n"), (".gitignore", "# none\n\n")],
+    ] {
+        assert_eq!(warnings(quiet), [""; 0], "{quiet:?}");
     }
 }

@@ -5,7 +5,18 @@ use agent_model::{Digest, ManualClock, Timestamp};
 use rustix::fs::{Timespec, Timestamps};
 
 use super::*;
-use crate::snapshot::{scan, scan_whole};
+use crate::snapshot::{Choice, ScanError, Snapshot, scan, scan_whole};
+
+impl StatCache {
+    /// A scan of code that does not read what is remembered.
+    pub(in crate::snapshot) fn scan(&self, dir: &Path) -> Result<Snapshot, ScanError> {
+        Choice { cache: Some(self), ..Choice::default() }.scan(dir)
+    }
+
+    fn scan_whole(&self, dir: &Path) -> Result<Snapshot, ScanError> {
+        Choice { whole: true, cache: Some(self), ..Choice::default() }.scan(dir)
+    }
+}
 
 /// A tree, a cache beside it, and a clock that starts at the real time.
 struct Rig {

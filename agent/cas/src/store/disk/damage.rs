@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use agent_model::Digest;
 
 use super::home::blob_name;
-use super::segments::record;
+use super::record;
 
 /// The file in which the store in `dir` keeps a blob, and the byte at which its content begins; of several
 /// copies the one that counts.

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use agent_model::Digest;
 
-use super::segments::record;
+use super::record;
 
 /// What a loose file takes at least, in bytes: a block of most file systems.
 const BLOCK: u64 = 4096;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::home::{blob_name, is_proof, now};
 use super::index::BlobLocation;
-use super::segments::record;
+use super::record;
 use super::{BlobState, ReadError, Shared};
 use crate::{digest_of, parallel};
 

@@ -12,7 +12,6 @@
 //! Lock order: `noting` or `flushing`, then `tail`, then the index. Nobody does I/O while holding the index.
 
 mod note;
-pub(super) mod record;
 
 use std::fs::File;
 use std::io;
@@ -28,6 +27,7 @@ use rustix::io::Errno;
 use self::note::Note;
 use super::home::{Home, hit, is_proof, now};
 use super::index::{BlobLocation, Index};
+use super::record;
 use super::{OpenError, WriteError, batches};
 use crate::{digest_of, parallel};
 

@@ -22,7 +22,7 @@ use std::os::unix::fs::FileExt;
 
 use agent_model::Digest;
 
-use super::super::SMALL;
+use super::SMALL;
 use crate::digest_of;
 
 /// Bytes before the first record.

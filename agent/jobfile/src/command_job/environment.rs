@@ -1,8 +1,8 @@
 //! The environment of a job file, inline or as a document of its own.
 
-use super::command_job::keys::{CONDA, ENVIRONMENT};
-use super::command_job::read_snapshot;
-use super::section::{Rejection, Section, UnknownKey, Warning, within};
+use super::keys::{CONDA, ENVIRONMENT};
+use super::read_snapshot;
+use crate::section::{Rejection, Section, UnknownKey, Warning, within};
 use crate::yaml::{self, Node, Place, Value};
 use agent_model::fault::Fault;
 use agent_model::{EnvSpec, SnapshotRef};
@@ -187,7 +187,7 @@ fn locked(document: String, lock: String) -> EnvironmentRef {
     EnvironmentRef::Spec(EnvSpec::Conda { file: String::new(), document, lock: Some(lock) })
 }
 
-pub(super) fn conda_file(
+pub(crate) fn conda_file(
     image: Option<String>,
     file: Node,
     lock: Option<String>,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::command_job::keys::SERVICE;
-use super::section::{Mistakes, Rejection, Section, Warning};
+use super::keys::SERVICE;
+use crate::section::{Mistakes, Rejection, Section, Warning};
 use agent_model::job::{JobService, ServiceKind};
 
 /// Reads the section, of a job on so many nodes. A kind that cannot be opened is a warning: the job runs as well.

@@ -24,10 +24,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use tracing::{debug, error, info, warn};
 
+use super::StartError;
 use crate::config::Config;
 use crate::incoming::{self, Connection, Reads};
 use crate::limits::Connections;
-use crate::roles::StartError;
 use crate::supervisor::{Supervisor, TaskKind};
 
 /// How long a handshake may take, and then the first bytes.

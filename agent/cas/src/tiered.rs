@@ -1,4 +1,4 @@
-//! A near store in front of a far one.
+//! A near store in front of a far one, and the choice between stores at run time.
 //!
 //! Reads are served by the near store and leave a copy there. Writes and queries are sent to the far one: it is what
 //! others see, and what must be complete. A damaged near blob counts as absent: the near store has quarantined it by
@@ -20,11 +20,11 @@ use agent_model::Digest;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{
+use crate::peer::{Peers, TreeSources};
+use crate::store::{
     BATCH_BLOBS, BATCH_BYTES, BlobStore, Chunks, MissingError, ReadError, SMALL_BLOB, WriteError, batches,
 };
-use crate::ByteCounter;
-use crate::peer::{Peers, TreeSources};
+use crate::{ByteCounter, Disk, Ingest, Remote};
 
 /// Most blobs that are doubted. A far store that is wrong about more has lost everything.
 const DOUBTED: usize = 100_000;
@@ -310,6 +310,102 @@ impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
         }
         self.fetch(digest).await.ok()?;
         self.near.file(digest).await
+    }
+}
+
+/// A store chosen at run time. Either kind has a part on this machine.
+#[derive(Debug, Clone)]
+pub enum Store {
+    /// In a directory of this machine.
+    Disk(Disk),
+    /// At the other end of a connection, with a copy here of all that was read.
+    Tiered(Box<Tiered<Disk, Remote>>),
+}
+
+impl Store {
+    fn near(&self) -> &Disk {
+        match self {
+            Store::Disk(disk) => disk,
+            Store::Tiered(tiered) => tiered.near(),
+        }
+    }
+
+    /// Begins a blob whose bytes arrive in pieces; they are gathered on this machine.
+    pub async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
+        self.near().ingest(digest).await
+    }
+
+    /// Checks the bytes and keeps them, under the rules of [`BlobStore::write`]. A store elsewhere gets them
+    /// from the disk, where they are kept: a blob that it did not take can be given to it again.
+    pub async fn keep(&self, ingest: Ingest) -> Result<(), WriteError> {
+        let digest = ingest.digest();
+        ingest.commit().await?;
+        match self {
+            Store::Disk(_) => Ok(()),
+            Store::Tiered(tiered) => tiered.pass_on(digest).await,
+        }
+    }
+
+    /// Keeps whole blobs for others: under the rules of [`BlobStore::write_batch`], and with a copy here where the
+    /// store is elsewhere, as [`Store::keep`] does.
+    pub async fn keep_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        match self {
+            Store::Disk(disk) => disk.write_batch(blobs).await,
+            Store::Tiered(tiered) => tiered.write_both(blobs).await,
+        }
+    }
+
+    /// The same store for a task that fetches the tree with this root: `counter` is told what arrives from elsewhere.
+    #[must_use]
+    pub fn for_tree(&self, root: Digest, counter: &Arc<ByteCounter>) -> Store {
+        match self {
+            Store::Disk(_) => self.clone(),
+            Store::Tiered(tiered) => Store::Tiered(Box::new(tiered.as_ref().clone().for_tree(root, counter))),
+        }
+    }
+
+    /// It asks another store for blobs that are not here; the answer may change in a moment.
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(self, Store::Tiered(_))
+    }
+}
+
+macro_rules! chosen {
+    ($self:ident, $store:ident => $call:expr) => {
+        match $self {
+            Store::Disk($store) => $call.await,
+            Store::Tiered($store) => $call.await,
+        }
+    };
+}
+
+impl BlobStore for Store {
+    async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
+        chosen!(self, store => store.missing(digests))
+    }
+
+    async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
+        chosen!(self, store => store.read(digest, offset))
+    }
+
+    async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
+        chosen!(self, store => store.read_batch(digests))
+    }
+
+    async fn write(&self, digest: Digest, source: Chunks) -> Result<(), WriteError> {
+        chosen!(self, store => store.write(digest, source))
+    }
+
+    async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        chosen!(self, store => store.write_batch(blobs))
+    }
+
+    async fn quarantine(&self, digest: Digest) {
+        chosen!(self, store => store.quarantine(digest));
+    }
+
+    async fn file(&self, digest: Digest) -> Option<std::fs::File> {
+        chosen!(self, store => store.file(digest))
     }
 }
 
