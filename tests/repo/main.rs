@@ -12,6 +12,7 @@ mod generated;
 mod layering;
 mod names;
 mod registration;
+mod structure;
 mod wire;
 
 use std::path::{Path, PathBuf};

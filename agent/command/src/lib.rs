@@ -7,7 +7,7 @@
 //! is reaped, while its number cannot be reused), when it is silent for too long, and when the future that waits for
 //! it is dropped; the processes in a [`MemoryGroup`] are killed with the last user of that, even if they left the
 //! process group. A killed daemon can do none of that: callers whose children must not survive it give them a mark, and
-//! [`agent_shim::process::kill_marked`] finds them after the restart.
+//! [`agent_shim::cgroup::kill_marked`] finds them after the restart.
 
 mod child;
 mod memory_group;
@@ -258,7 +258,7 @@ impl Command {
         self
     }
 
-    /// Marks the child and its descendants, so that [`agent_shim::process::kill_marked`] finds them when this process
+    /// Marks the child and its descendants, so that [`agent_shim::cgroup::kill_marked`] finds them when this process
     /// is gone. The value must not be shared with processes that are to survive; it is for example an absolute path
     /// that only one builder writes to.
     #[must_use]

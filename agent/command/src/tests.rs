@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use agent_shim::MARK;
-use agent_shim::process::{kill_marked, marked};
+use agent_shim::cgroup::kill_marked;
+use agent_shim::process::marked;
 
 use super::*;
 

@@ -14,9 +14,9 @@
 mod arrays;
 mod ballast;
 mod error;
+mod file;
 mod loaded;
 mod members;
-mod names;
 mod opening;
 mod pools;
 mod redo;

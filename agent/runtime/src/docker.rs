@@ -8,6 +8,7 @@
 //!
 //! No tasks.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use bollard::errors::Error;
 use bollard::query_parameters::RemoveContainerOptionsBuilder;
 use bollard::{API_DEFAULT_VERSION, Docker as Client};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 /// How long the engine may take to report which versions of its API it speaks.
 const AGREE: Duration = Duration::from_secs(5);
@@ -30,6 +32,21 @@ const LIBRARY_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 pub struct Docker {
     socket: PathBuf,
     client: Arc<Mutex<Option<Client>>>,
+}
+
+/// An image on this machine, and what commands find in it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Image {
+    /// The engine's ID of its content, `sha256:` and so on.
+    pub id: String,
+    /// Its name in the job, for people.
+    pub reference: String,
+    /// The variables that the image sets, `PATH` among them.
+    pub env: BTreeMap<String, String>,
+    /// Directories of this machine that are mounted into its containers at the same path, read-only.
+    pub mounts: Vec<PathBuf>,
+    /// Whether it is made for GPUs, if known.
+    pub gpu: Option<bool>,
 }
 
 /// Why the engine did not do what it was asked.

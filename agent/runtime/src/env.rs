@@ -58,8 +58,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
+pub use crate::docker::Image;
 pub use agent_env::{Phase, Progress};
-pub use build_workspace::{BuildWorkspace, Built, Image};
+pub use build_workspace::{BuildWorkspace, Built};
 pub use builder::Builder;
 pub use cache::EnvLease;
 pub use config::{CondaConfig, Contexts, EnvConfig, Uv};

@@ -20,8 +20,9 @@ mod container;
 mod containment;
 #[cfg(any(test, feature = "fakes"))]
 mod fake;
+mod fate;
 mod local;
-mod process;
+mod note;
 mod running;
 mod scope;
 mod session;
@@ -34,9 +35,8 @@ use crate::docker::DockerError;
 use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
 use futures_util::future::BoxFuture;
 
-pub use agent_shim::is_lack;
 pub use agent_shim::wire::Progress;
-pub use container::{ContainerSpec, Containers, SupervisorError, own_user};
+pub use container::{ContainerSpec, Containers, SupervisorError};
 pub use containment::{Containment, containment, sweep_groups};
 #[cfg(any(test, feature = "fakes"))]
 pub use fake::Fake;
@@ -45,17 +45,13 @@ pub use running::{RenewError, Running, StopError, WaitError};
 pub use scope::is_stopping;
 pub use session::{SessionError, SessionReader, SessionWriter, open_session};
 
-/// Whether the output of a program reports a lack ([`is_lack`]).
-pub fn says_lack(text: &str) -> bool {
-    // The messages of the C library, of Go and of Python, and the numbers in messages of Rust programs.
-    let words = [
-        "esource temporarily unavailable",
-        "oo many open files",
-        "annot allocate memory",
-        "start new thread",
-    ];
-    let numbers = ["(os error 11)", "(os error 12)", "(os error 23)", "(os error 24)"];
-    words.iter().chain(&numbers).any(|sign| text.contains(sign))
+/// Characters reported of a last line.
+const MOST_WORDS: usize = 500;
+
+/// The last line of an output, without control characters and cut to a length for messages.
+fn last_line(said: &str) -> String {
+    let last = said.lines().last().unwrap_or_default().trim();
+    last.chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect()
 }
 
 /// Starts jobs, finds them again and ends them, by their directories. A job with a [`ContainerSpec`] runs in a

@@ -17,9 +17,10 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid};
 
-use crate::record::{Launch, User};
+use crate::record::Launch;
 use crate::room::{self, BuilderRoom};
 use crate::sys;
+use crate::sys::User;
 use crate::view::{self, View};
 
 /// The first argument of a shim that becomes another program; who it is then, the [`BuilderRoom`] and the program are

@@ -14,6 +14,7 @@
 //! its parent, and for a scope the group of the shim itself; a process is signalled only through a
 //! descriptor, and only while it is seen in the group.
 
+pub mod devices;
 mod groups;
 mod places;
 
@@ -26,10 +27,10 @@ use std::time::Duration;
 
 use agent_model::{ReplicaId, failpoint};
 
-pub use groups::Groups;
-pub use places::{GroupPlace, place_of_devices, places, places_of};
+pub use groups::{Groups, kill_all, kill_container, kill_marked};
+pub use places::{GroupPlace, can_deny, place_of_devices, places, places_of};
 
-use crate::devices::{self, DeviceNode};
+use crate::record::DeviceNode;
 use crate::record::Limits;
 use crate::sys::Entrances;
 

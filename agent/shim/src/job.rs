@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use agent_model::failpoint;
 use agent_shim::gang::GangLaunch;
-use agent_shim::{JobDir, Launch, MARK, NotStarted, sys};
+use agent_shim::{JobDir, Launch, MARK, NotStarted, sys, view};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -72,9 +72,10 @@ pub(crate) fn start(
     let error_input = input.try_clone().map_err(failed("make a pipe for the output"))?;
     command.stdin(order).stdout(input).stderr(error_input);
     // The view of another user's job is that of this process.
-    let view = launch.view.clone().filter(|view| view.state.is_some()).map(|view| (view, cwd));
+    let view = launch.view.clone().filter(|view| view.state.is_some());
+    let enter = view.map(|view| -> sys::Entering { Box::new(move || view::enter(&view, &cwd)) });
     let beside = attends.and_then(|socket| attendant(&command, socket).ok());
-    sys::start_as_job(&mut command, launch.user.clone(), launch.container, view, beside);
+    sys::start_as_job(&mut command, launch.user.clone(), launch.container, enter, beside);
     match failpoint::hit("shim.exec").and_then(|()| sys::spawn_in(groups, &mut command)) {
         Ok(pid) => Ok(Started { pid, output, capacity }),
         Err(error) if let Some((step, os_error)) = sys::failed_before(&error) => {

@@ -4,18 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use crate::cgroup::GroupPlace;
-
-/// The value of a counter at one moment, to compare with later.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KillCount {
-    /// The file of the counter.
-    pub file: PathBuf,
-    /// The value.
-    pub kills: u64,
-}
+use crate::record::KillCount;
 
 impl KillCount {
     /// For this process and those beside it, where a group of its `places` counts them; else for the whole machine.

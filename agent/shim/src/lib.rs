@@ -21,7 +21,6 @@
 
 pub mod apart;
 pub mod cgroup;
-pub mod devices;
 mod dir;
 pub mod door;
 pub mod gang;
@@ -41,10 +40,11 @@ pub mod wire;
 
 pub use dir::{CreateError, JobDir, RecordError, ShimPlace, WriteError};
 pub use record::{
-    CgroupRequest, Controller, End, ExitRecord, Gaps, Hello, Hidden, Launch, Limits, LogPolicy, NotStarted,
-    OomScope, Sender, User, VERSION,
+    CgroupRequest, Controller, DeviceNode, End, ExitRecord, Gaps, Hello, Hidden, KillCount, Launch, Limits,
+    LogPolicy, NotStarted, OomScope, Sender, VERSION,
 };
 pub use sealed::{is_sound, seal};
+pub use sys::User;
 
 /// The variable by which a process of a job is recognised when its supervisor is gone: its value is the
 /// instance of the shim, which no other run shares. It is the one variable a shim adds.
@@ -71,6 +71,19 @@ pub fn is_lack(error: &std::io::Error) -> bool {
     use nix::errno::Errno;
     const LACKS: [Errno; 4] = [Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM];
     error.raw_os_error().is_some_and(|errno| LACKS.contains(&Errno::from_raw(errno)))
+}
+
+/// Whether the output of a program reports a lack ([`is_lack`]).
+pub fn says_lack(text: &str) -> bool {
+    // The messages of the C library, of Go and of Python, and the numbers in messages of Rust programs.
+    let words = [
+        "esource temporarily unavailable",
+        "oo many open files",
+        "annot allocate memory",
+        "start new thread",
+    ];
+    let numbers = ["(os error 11)", "(os error 12)", "(os error 23)", "(os error 24)"];
+    words.iter().chain(&numbers).any(|sign| text.contains(sign))
 }
 
 /// The exit code of a shim that found another one running for its job directory.

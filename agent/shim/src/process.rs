@@ -11,13 +11,12 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, getsid};
 
-use crate::cgroup::Groups;
 use crate::sys;
 
 /// One process.
@@ -104,7 +103,7 @@ fn ticks_in(stat: &str, group: i32) -> Option<u32> {
 }
 
 /// Every process of the machine that is not dead, as far as it can be seen.
-fn all() -> Vec<Process> {
+pub(crate) fn all() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| Process::find(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
@@ -165,6 +164,18 @@ pub fn descendants(root: i32) -> Vec<Process> {
     below(&all(), HashSet::from([root]))
 }
 
+/// Kills the processes that this one has below it, until none is left. For a process that takes in its orphans.
+pub(crate) fn end_descendants() {
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    let own = std::process::id() as i32;
+    while waitpid(None, Some(WaitPidFlag::WNOHANG)) != Err(nix::errno::Errno::ECHILD) {
+        for process in descendants(own) {
+            let _ = process.signal(Signal::SIGKILL); // it is gone, or found again
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// The processes whose environment has `name=value`, and their descendants.
 pub fn marked(name: &str, value: &str) -> Vec<Process> {
     let all = all();
@@ -173,32 +184,6 @@ pub fn marked(name: &str, value: &str) -> Vec<Process> {
     let roots: HashSet<i32> = found.iter().map(|process| process.pid).collect();
     found.extend(below(&all, roots));
     found
-}
-
-/// How long no marked process must be seen before there is none: one that is being started has its mark
-/// only once its program is executed.
-const QUIET: Duration = Duration::from_millis(50);
-
-/// Kills the processes that [`marked`] finds until none is left or the time is over. Returns how many there
-/// were, and how many are still there.
-pub fn kill_marked(name: &str, value: &str, within: Duration) -> (usize, usize) {
-    kill_all(&Groups::default(), name, value, within)
-}
-
-/// As [`kill_marked`], and everybody else in the container that its engine calls `id`.
-pub fn kill_container(id: &str, name: &str, value: &str, within: Duration) -> (usize, usize) {
-    kill_found(&Groups::default(), name, value, within, || of_container(id))
-}
-
-/// As [`kill_marked`], and the processes in a group of the job, which may have removed the mark, or that this process
-/// took in as orphans, which may have escaped both.
-pub fn kill_all(groups: &Groups, name: &str, value: &str, within: Duration) -> (usize, usize) {
-    kill_found(groups, name, value, within, || {
-        let orphans = orphans();
-        let roots: HashSet<i32> = orphans.iter().map(|orphan| orphan.pid).collect();
-        let more = if roots.is_empty() { Vec::new() } else { below(&all(), roots) };
-        [groups.members(), orphans, more].concat()
-    })
 }
 
 /// Makes this process the parent of the orphans of a supervisor that ends, or of a builder. For a process that starts
@@ -232,7 +217,7 @@ fn start_of(pid: i32) -> Option<u64> {
 
 /// The children that this process did not start. No process can enter the session of another: a child that was
 /// started here is in this session, unless it is a supervisor, which has left it. Reaps those that ended.
-fn orphans() -> Vec<Process> {
+pub(crate) fn orphans() -> Vec<Process> {
     if !nix::sys::prctl::get_child_subreaper().unwrap_or(false) {
         return Vec::new();
     }
@@ -257,42 +242,7 @@ fn orphans() -> Vec<Process> {
     found
 }
 
-fn kill_found(
-    groups: &Groups,
-    name: &str,
-    value: &str,
-    within: Duration,
-    find: impl Fn() -> Vec<Process>,
-) -> (usize, usize) {
-    let deadline = Instant::now() + within;
-    let mut seen = HashSet::new();
-    let mut quiet_since = None;
-    loop {
-        let mut found = find();
-        found.extend(marked(name, value));
-        found.sort_unstable_by_key(|process| process.pid);
-        found.dedup_by_key(|process| process.pid);
-        let now = Instant::now();
-        seen.extend(found.iter().map(|process| (process.pid, process.started)));
-        if found.is_empty() {
-            if now - *quiet_since.get_or_insert(now) >= QUIET {
-                return (seen.len(), 0);
-            }
-        } else if now >= deadline {
-            return (seen.len(), found.len());
-        } else {
-            quiet_since = None;
-        }
-        groups.kill();
-        for process in &found {
-            let _ = process.signal(Signal::SIGKILL); // what cannot be signalled is found again
-            thaw(process.pid);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn below(all: &[Process], mut roots: HashSet<i32>) -> Vec<Process> {
+pub(crate) fn below(all: &[Process], mut roots: HashSet<i32>) -> Vec<Process> {
     let mut found = Vec::new();
     loop {
         let before = found.len();

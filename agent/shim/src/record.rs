@@ -9,9 +9,8 @@ use std::time::Duration;
 use agent_model::{Boot, ExitStatus, ReplicaId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::devices::DeviceNode;
 use crate::gang::GangLaunch;
-use crate::kills::KillCount;
+use crate::sys::User;
 use crate::view::View;
 
 /// The version of the records and of the socket protocol written by this release.
@@ -160,18 +159,6 @@ pub struct Gaps {
     pub bytes: u64,
     /// How many line feeds are among them.
     pub lines: u64,
-}
-
-/// A user and its groups, by number.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct User {
-    /// User number.
-    pub uid: u32,
-    /// Group number.
-    pub gid: u32,
-    /// The other groups it belongs to.
-    #[serde(default)]
-    pub groups: Vec<u32>,
 }
 
 /// Which shim runs for a job directory.
@@ -418,6 +405,24 @@ mod oom {
             Told::Whose(scope) => scope,
         })
     }
+}
+
+/// The value of a counter at one moment, to compare with later.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KillCount {
+    /// The file of the counter.
+    pub file: PathBuf,
+    /// The value.
+    pub kills: u64,
+}
+
+/// A character device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceNode {
+    /// Of its driver.
+    pub major: u32,
+    /// Of this one.
+    pub minor: u32,
 }
 
 #[cfg(test)]

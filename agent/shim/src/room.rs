@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::sys;
+use crate::{process, sys};
 
 /// What a builder sees.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ const PLAIN: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 
 /// Continues in the room, and becomes the only process that is in it. For a process of one thread.
 pub(crate) fn enter(room: &BuilderRoom) -> io::Result<()> {
-    sys::enter_own_processes()?;
+    sys::enter_own_processes(process::end_descendants)?;
     let Some(state_dir) = &room.state_dir else { return Ok(()) };
     let here = std::env::current_dir();
     if unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC).is_err()

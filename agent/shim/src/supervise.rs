@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 
 use agent_model::words::count;
 use agent_model::{Boot, Clock as _, ExitStatus, SystemClock};
+use agent_shim::KillCount;
 use agent_shim::apart;
 use agent_shim::cgroup::{self, Containment};
-use agent_shim::kills::KillCount;
 use agent_shim::sys::{self, Children, reap};
 use agent_shim::tracking::Intake;
 use agent_shim::wire::{Event, Progress, Request};

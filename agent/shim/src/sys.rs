@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use agent_model::ExitStatus;
@@ -21,11 +21,33 @@ use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocma
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::{Gid, Uid};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use serde::{Deserialize, Serialize};
 
 pub use self::spawn::{Entrances, spawn_in};
-use crate::record::User;
 use crate::session::TerminalSize;
-use crate::view::{self, View};
+
+/// A user and its groups, by number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    /// User number.
+    pub uid: u32,
+    /// Group number.
+    pub gid: u32,
+    /// The other groups it belongs to.
+    #[serde(default)]
+    pub groups: Vec<u32>,
+}
+
+impl User {
+    /// This process's user.
+    pub fn own() -> User {
+        User {
+            uid: nix::unistd::geteuid().as_raw(),
+            gid: nix::unistd::getegid().as_raw(),
+            groups: Vec::new(),
+        }
+    }
+}
 
 /// A descriptor of the process that has this number now; it refers to that process for ever.
 pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
@@ -210,16 +232,19 @@ pub fn set_terminal_size(terminal: BorrowedFd<'_>, size: TerminalSize) -> io::Re
     }
 }
 
+/// What a job enters before its command: its view of the files, and its working directory.
+pub type Entering = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
+
 /// Makes `command` start as a job must: in a session of its own, as `user` with its groups alone, with default signals,
 /// the usual file mode mask, no capability in any set, no way to gain privileges, and before the machine's own processes
 /// when the kernel must end one for want of memory. A job that runs as root on the machine itself keeps its
-/// capabilities. If it has a view that it must enter itself, it does so, and then enters its working directory. What is
+/// capabilities. What it must enter itself, `enter` does. What is
 /// started `beside` it has all of that, too.
 pub fn start_as_job(
     command: &mut Command,
     user: Option<User>,
     container: bool,
-    view: Option<(View, PathBuf)>,
+    enter: Option<Entering>,
     beside: Option<Beside>,
 ) {
     let groups: Vec<Gid> =
@@ -242,8 +267,8 @@ pub fn start_as_job(
             nix::unistd::setresgid(gid, gid, gid)?;
             nix::unistd::setresuid(uid, uid, uid)?;
         }
-        if let Some((view, cwd)) = &view {
-            view::enter(view, cwd).map_err(|error| told_as(NO_VIEW, &error))?;
+        if let Some(enter) = &enter {
+            enter().map_err(|error| told_as(NO_VIEW, &error))?;
         }
         nix::sys::prctl::set_no_new_privs()?;
         if gives_up {
@@ -271,7 +296,7 @@ pub fn start_as_job(
     clippy::disallowed_methods,
     reason = "each of the processes ends where the next one goes on"
 )]
-pub(crate) fn enter_own_processes() -> io::Result<()> {
+pub(crate) fn enter_own_processes(end_left: fn()) -> io::Result<()> {
     let apart = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID).is_ok();
     if !apart {
         nix::sys::prctl::set_child_subreaper(true)?;
@@ -284,25 +309,13 @@ pub(crate) fn enter_own_processes() -> io::Result<()> {
             nix::unistd::ForkResult::Parent { child } => {
                 let code = await_end(child.as_raw());
                 if !apart {
-                    end_descendants();
+                    end_left();
                 }
                 std::process::exit(code)
             }
         }
     }
     Ok(())
-}
-
-/// Kills the processes that this one has below it, until none is left. For a process that takes in its orphans.
-fn end_descendants() {
-    use nix::sys::wait::{WaitPidFlag, waitpid};
-    let own = std::process::id() as i32;
-    while waitpid(None, Some(WaitPidFlag::WNOHANG)) != Err(nix::errno::Errno::ECHILD) {
-        for process in crate::process::descendants(own) {
-            let _ = process.signal(Signal::SIGKILL); // it is gone, or found again
-        }
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
 }
 
 /// The exit code of a child, as a shell reports it; other children are reaped meanwhile.

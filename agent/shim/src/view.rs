@@ -20,8 +20,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
 
-use crate::record::User;
-use crate::sys;
+use crate::sys::{self, User};
 
 /// What a job sees in another way than the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -157,7 +157,8 @@ fn obey(
         RootVerb::Kill { groups, mark, within_ms } => {
             limits.targets(&groups, &mark)?;
             let within = Duration::from_millis(within_ms.into()).min(LONGEST_KILL);
-            let (found, left) = process::kill_all(&Groups::new(groups), agent_shim::MARK, &mark, within);
+            let (found, left) =
+                agent_shim::cgroup::kill_all(&Groups::new(groups), agent_shim::MARK, &mark, within);
             Ok(RootAnswer::Killed { found, left })
         }
     }

@@ -176,7 +176,7 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
 pub fn kill(groups: &[PathBuf], mark: &str, within: Duration) -> (usize, usize) {
     match HELPER.get() {
         Some(helper) => client::kill(helper, groups, mark, within).unwrap_or((1, 1)),
-        None => process::kill_all(&Groups::new(groups.to_vec()), agent_shim::MARK, mark, within),
+        None => agent_shim::cgroup::kill_all(&Groups::new(groups.to_vec()), agent_shim::MARK, mark, within),
     }
 }
 

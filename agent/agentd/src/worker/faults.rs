@@ -19,7 +19,7 @@ use agent_model::{
     Blame, Code, ExitStatus, Fault, JobId, NodeId, Preemption, Retry, Timestamp, Verdict, causes, size,
 };
 use agent_runtime::env::AcquireError;
-use agent_runtime::exec::{self, LaunchError, Lost};
+use agent_runtime::exec::{LaunchError, Lost};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -253,7 +253,8 @@ pub(crate) fn is_lack(error: &LaunchError) -> bool {
     let is_early =
         matches!(error, LaunchError::Clean { .. } | LaunchError::Write(_) | LaunchError::Spawn { .. });
     is_early
-        && (is_no_space(error) || causes(error).filter_map(|cause| cause.downcast_ref()).any(exec::is_lack))
+        && (is_no_space(error)
+            || causes(error).filter_map(|cause| cause.downcast_ref()).any(agent_shim::is_lack))
 }
 
 /// Whether a shim found that the node lacks something, and began nothing.

@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn test_the_users_way_is_not_his_groups() {
         let temp = tempfile::tempdir().unwrap();
-        let own = agent_runtime::exec::own_user();
+        let own = agent_shim::User::own();
         let user =
             JobUser { name: String::new(), uid: own.uid, gid: own.gid, groups: vec![], home: String::new() };
         let_pass(temp.path(), &user).unwrap();

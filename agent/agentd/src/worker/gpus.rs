@@ -29,7 +29,7 @@ use std::time::Duration;
 use agent_model::ReplicaId;
 use agent_model::gpu::Look;
 use agent_model::node::{Finding, Gpu, Inventory};
-use agent_shim::devices::DeviceNode;
+use agent_shim::DeviceNode;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -79,7 +79,7 @@ impl Gpus {
         let mut ledger = Ledger::new(held);
         // One's own daemon has nobody to keep out; a helper's supervisors have the right to it.
         let is_root = agent_spawn::serves_others() && !agent_spawn::has_helper();
-        ledger.leave_open(is_root && !agent_shim::devices::can_deny());
+        ledger.leave_open(is_root && !agent_shim::cgroup::can_deny());
         let ledger = Mutex::new(ledger);
         let (asked, made, changed) = (counter(), counter(), counter());
         Gpus(Arc::new(Shared { looker, ledger, asked, made, changed, inventory, there }))

@@ -11,7 +11,7 @@ use agent_model::expr::{self, Reference};
 use agent_model::job::{Input, Output};
 use agent_model::{Boot, Fault, JobSpec, ReplicaId};
 use agent_runtime::env::Image;
-use agent_shim::devices::DeviceNode;
+use agent_shim::DeviceNode;
 use agent_shim::view::View;
 use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 

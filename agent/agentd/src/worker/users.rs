@@ -249,7 +249,7 @@ fn refused_root() -> Fault {
 
 #[cfg(test)]
 mod tests {
-    use agent_runtime::exec::own_user;
+    use agent_shim::User;
 
     use super::*;
 
@@ -323,6 +323,6 @@ mod tests {
         assert_eq!(users.take(&other, None).unwrap_err().code, Code::LaunchFailed);
         users.give_back(&one);
         assert_eq!(users.take(&other, None).unwrap().uid, own + 1);
-        assert!(of_processes().contains(&own_user().uid), "this process");
+        assert!(of_processes().contains(&User::own().uid), "this process");
     }
 }

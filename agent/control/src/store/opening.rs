@@ -20,10 +20,11 @@ use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
 use super::Missing;
+use super::file::{connect, is_damage, options, random_name, with_suffix, words};
 use super::redo::{self, Line, Remembered};
+use super::rows::last_commit;
 use super::rows::{self, RowError};
 use super::salvage::{self, SalvageError, WAL_COPY};
-use super::sqlite::{connect, is_damage, last_commit, options, random_name, with_suffix, words};
 
 /// One step per version of the schema, oldest first. A step that was released never changes.
 const VERSIONS: [&str; 4] = [

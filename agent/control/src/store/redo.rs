@@ -18,7 +18,7 @@ use agent_model::{JobId, failpoint};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::sqlite::with_suffix;
+use super::file::with_suffix;
 use super::{Changes, Document, Event, JobRecord};
 
 /// Ended jobs that a rewritten file contains.

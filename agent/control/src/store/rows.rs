@@ -219,3 +219,9 @@ where
 {
     text.parse().map_err(|source| StoreError::Name { what, id: text.to_owned(), source })
 }
+
+/// The number of the last commit.
+pub(super) async fn last_commit(from: &mut SqliteConnection) -> Result<u64, sqlx::Error> {
+    let rev = get(from, "rev").await?;
+    Ok(rev.and_then(|rev| rev.parse().ok()).unwrap_or_default())
+}

@@ -15,9 +15,9 @@ use futures_util::TryStreamExt;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
+use super::file::with_suffix;
 use super::redo::{Line, Remembered};
 use super::rows::{self, RowError};
-use super::sqlite::with_suffix;
 use super::{Document, Event, JobRecord, Recovery};
 
 /// Consecutive numbers that are tried one by one before larger steps are made.

@@ -8,24 +8,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use agent_model::job::MAX_TASKS;
 use agent_model::words::duration;
 use agent_model::{JobId, Verdict, failpoint};
 use async_trait::async_trait;
 use parking_lot::RwLock;
-use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
-    SqliteSynchronous,
-};
+use sqlx::sqlite::{SqlitePool, SqliteRow};
 use sqlx::{AssertSqlSafe, Connection};
 
 use super::ballast::Ballast;
-use super::names::{self, Names};
+use super::file::{self, Names, connect, is_full, options, random_name, with_suffix};
 use super::opening::{self, OpenStoreError, Opened};
 use super::redo::{self, Line, Redo};
-use super::rows::{self, RowError, integer, natural};
+use super::rows::{self, RowError, integer, last_commit, natural};
 use super::salvage::WAL_COPY;
 use super::{Among, Changes, Document, Event, JobRecord, Loaded, Recovery, Store, StoreError};
 
@@ -34,9 +30,6 @@ const LAST_EVENT: &str = "SELECT MAX(number) FROM events";
 
 /// The name under which the last writer is stored.
 const OWNER: &str = "owner";
-
-/// How long a read may wait for a checkpoint.
-const BUSY: Duration = Duration::from_secs(5);
 
 /// See the module.
 #[derive(Debug)]
@@ -148,7 +141,7 @@ impl Sqlite {
         let into = new.display().to_string();
         sqlx::query("VACUUM INTO ?").bind(into).execute(&old.0).await?;
         let (from, to) = (new.to_owned(), self.path.clone());
-        let named = agent_blocking::spawn_blocking(move || names::take_place(&from, &to)).await;
+        let named = agent_blocking::spawn_blocking(move || file::take_place(&from, &to)).await;
         named.map_err(io::Error::other).flatten()?;
         let writer = connect(options(&self.path)).await?;
         *self.open.write() = OpenFile::of(writer, &self.path).await?;
@@ -273,33 +266,6 @@ impl Sqlite {
     }
 }
 
-/// The file beside `path` whose name ends in `suffix`.
-pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
-pub(super) fn options(path: &Path) -> SqliteConnectOptions {
-    SqliteConnectOptions::new()
-        .filename(path)
-        .create_if_missing(true)
-        .journal_mode(SqliteJournalMode::Wal)
-        .synchronous(SqliteSynchronous::Full)
-        .foreign_keys(true)
-        .busy_timeout(BUSY)
-}
-
-pub(super) async fn connect(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Error> {
-    SqlitePoolOptions::new()
-        .max_connections(1)
-        .test_before_acquire(false)
-        .idle_timeout(None)
-        .max_lifetime(None)
-        .connect_with(options)
-        .await
-}
-
 /// The names of the jobs that have not ended, oldest first. Changes nothing.
 pub(super) async fn unfinished(path: &Path) -> Result<Vec<String>, sqlx::Error> {
     let reader = connect(options(path).read_only(true)).await?;
@@ -307,53 +273,6 @@ pub(super) async fn unfinished(path: &Path) -> Result<Vec<String>, sqlx::Error> 
     let names = sqlx::query_scalar(AssertSqlSafe(query)).fetch_all(&reader).await;
     reader.close().await;
     names
-}
-
-/// SQLite's own message, without the prefix of the library.
-pub(super) fn words(error: &sqlx::Error) -> String {
-    error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
-}
-
-/// Whether an error is about the content of the file, not about the disk or access rights.
-pub(super) fn is_damage(error: &sqlx::Error) -> bool {
-    const ERROR: u32 = 1;
-    const CORRUPT: u32 = 11;
-    const NOT_A_DATABASE: u32 = 26;
-    const SHORT_READ: u32 = 522;
-    match error {
-        sqlx::Error::Database(error) => {
-            let code = error.code().and_then(|code| code.parse::<u32>().ok()).unwrap_or_default();
-            matches!(code & 0xff, CORRUPT | NOT_A_DATABASE | ERROR) || code == SHORT_READ
-        }
-        sqlx::Error::ColumnDecode { .. }
-        | sqlx::Error::Decode(_)
-        | sqlx::Error::ColumnIndexOutOfBounds { .. } => true,
-        _ => false,
-    }
-}
-
-/// Whether the disk had no room for a commit to the database at `path`.
-fn is_full(error: &sqlx::Error, path: &Path) -> bool {
-    match error {
-        sqlx::Error::Database(error) => {
-            let code = error.code().and_then(|code| code.parse().ok());
-            code.is_some_and(|code| agent_fs::is_full_for_sqlite(code, path))
-        }
-        sqlx::Error::Io(error) => agent_fs::is_full(error),
-        _ => false,
-    }
-}
-
-pub(super) fn random_name() -> Result<String, sqlx::Error> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| sqlx::Error::Io(io::Error::other(error.to_string())))?;
-    Ok(agent_model::ids::hex(&bytes))
-}
-
-/// The number of the last commit.
-pub(super) async fn last_commit(from: &mut SqliteConnection) -> Result<u64, sqlx::Error> {
-    let rev = rows::get(from, "rev").await?;
-    Ok(rev.and_then(|rev| rev.parse().ok()).unwrap_or_default())
 }
 
 async fn number(from: &SqlitePool, query: &'static str) -> Result<u64, sqlx::Error> {

@@ -11,14 +11,14 @@ use std::time::Duration;
 use agent_command::{Command, MemoryGroup};
 use agent_model::{failpoint, size};
 use agent_shim::kills::on_machine;
-use serde::{Deserialize, Serialize};
 
 use super::AcquireError;
 use super::Progress;
 use super::builder::Builder;
 use super::downloads::Downloads;
 use super::single_flight::Transcript;
-use crate::exec::says_lack;
+use crate::docker::Image;
+use agent_shim::says_lack;
 
 /// How much of a command's output is kept to diagnose an error, in bytes.
 const KEPT: usize = 64 << 10;
@@ -57,21 +57,6 @@ pub struct Built {
     pub elsewhere: u64,
     /// The keys of the environments that it consists of.
     pub parts: Vec<String>,
-}
-
-/// An image on this machine, and what commands find in it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Image {
-    /// The engine's ID of its content, `sha256:` and so on.
-    pub id: String,
-    /// Its name in the job, for people.
-    pub reference: String,
-    /// The variables that the image sets, `PATH` among them.
-    pub env: BTreeMap<String, String>,
-    /// Directories of this machine that are mounted into its containers at the same path, read-only.
-    pub mounts: Vec<PathBuf>,
-    /// Whether it is made for GPUs, if known.
-    pub gpu: Option<bool>,
 }
 
 /// How a command of a builder ended.

@@ -75,7 +75,6 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 
     use super::*;
-    use crate::exec::own_user;
 
     const ID: u32 = 2_000_000_000;
 
@@ -89,7 +88,7 @@ mod tests {
 
     #[test]
     fn test_what_is_lent_comes_back_safe_and_what_was_there_stays_as_it_is() {
-        if own_user().uid != 0 {
+        if agent_shim::User::own().uid != 0 {
             return; // only root and a helper can lend
         }
         let temp = tempfile::tempdir().unwrap();
@@ -122,7 +121,7 @@ mod tests {
 
     #[test]
     fn test_a_cache_of_before_becomes_its_own() {
-        if own_user().uid != 0 {
+        if agent_shim::User::own().uid != 0 {
             return;
         }
         let temp = tempfile::tempdir().unwrap();

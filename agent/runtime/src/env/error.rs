@@ -9,7 +9,7 @@ use agent_command::CommandError;
 use agent_model::size;
 
 use crate::docker::DockerError;
-use crate::exec::{is_lack, says_lack};
+use agent_shim::{is_lack, says_lack};
 
 /// Why environments cannot be kept in a directory.
 #[derive(Debug, thiserror::Error)]

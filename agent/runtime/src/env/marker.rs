@@ -146,7 +146,7 @@ impl Marker {
     pub(super) fn read(prefix: &Path) -> Option<Marker> {
         let file = agent_fs::open_plain(&prefix.join(MARKER)).ok()?;
         // A builder has the directory while it builds, and may write what it likes there.
-        if file.metadata().ok()?.uid() != crate::exec::own_user().uid {
+        if file.metadata().ok()?.uid() != agent_shim::User::own().uid {
             return None;
         }
         let marker: Marker = serde_json::from_slice(&agent_fs::read_whole(file, LONGEST).ok()?).ok()?;
@@ -347,7 +347,7 @@ mod tests {
         let path = temp.path().join("env").join(MARKER);
         fs::write(&path, serde_json::to_vec(&marker).unwrap()).unwrap();
         assert!(Marker::read(&temp.path().join("env")).is_some());
-        if crate::exec::own_user().uid == 0 {
+        if agent_shim::User::own().uid == 0 {
             std::os::unix::fs::chown(&path, Some(2_000_000_001), None).unwrap();
             assert!(Marker::read(&temp.path().join("env")).is_none());
         }

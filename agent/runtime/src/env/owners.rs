@@ -160,7 +160,6 @@ fn plain(owner: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exec::own_user;
 
     fn builders(packages: &Path) -> OwnerBuilders {
         let common =
@@ -170,7 +169,7 @@ mod tests {
 
     #[test]
     fn test_each_owner_keeps_a_number_that_no_other_has() {
-        if own_user().uid != 0 {
+        if agent_shim::User::own().uid != 0 {
             return; // only root gives files to others
         }
         let packages = tempfile::tempdir().unwrap();
@@ -187,7 +186,7 @@ mod tests {
 
     #[test]
     fn test_a_cache_goes_when_it_is_not_used_and_its_number_is_free() {
-        if own_user().uid != 0 {
+        if agent_shim::User::own().uid != 0 {
             return;
         }
         let packages = tempfile::tempdir().unwrap();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use agent_model::protocol::start::{Found, Traces};
 use agent_model::{Boot, causes, failpoint};
+use agent_shim::KillCount;
 use agent_shim::cgroup::Groups;
-use agent_shim::kills::KillCount;
 use agent_shim::process::Process;
 use agent_shim::wire::{Event, MAX_LINE, Request};
 use agent_shim::{End, ExitRecord, Hello, JobDir, MARK, NotStarted, process};
@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
-use super::container::note::Note;
+use super::note::Note;
 use super::{Lost, ReattachError, SHIM};
 
 /// How long a shim may take to answer. Long, because it calls fsync, and machines that train are busy.
@@ -203,7 +203,7 @@ pub(super) async fn clear_lost(dir: &JobDir, damaged: Option<String>) -> Result<
     // The groups in the hello are those that were to be made.
     let loose = !hello.container && !Groups::of(&hello).dirs().iter().any(|group| group.exists());
     let (found, left) = kill(dir, hello, KILL_WITHIN).await;
-    let why = super::container::fate::of(dir).await;
+    let why = super::fate::of(dir).await;
     Ok(Lost { killed: found - left, left, loose, starved, why, ..nothing })
 }
 
@@ -233,7 +233,7 @@ async fn kill(dir: &JobDir, hello: Hello, within: Duration) -> (usize, usize) {
     let is_told = hello.container && !dir.is_shared();
     let container = Note::read(dir).ok().flatten().map(|note| note.id).filter(|_| is_told);
     if let Some(id) = container {
-        let kill = move || process::kill_container(&id, MARK, &hello.instance, within);
+        let kill = move || agent_shim::cgroup::kill_container(&id, MARK, &hello.instance, within);
         return agent_blocking::spawn_blocking(kill).await.unwrap_or_default();
     }
     let groups = Groups::of(&hello);

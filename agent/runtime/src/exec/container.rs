@@ -18,8 +18,6 @@
 //! Networking is the host's own: the tracking endpoint listens on its loopback.
 
 mod body;
-pub(super) mod fate;
-pub(super) mod note;
 mod supervisor;
 
 use std::collections::HashMap;
@@ -38,14 +36,12 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::LaunchError;
 use super::connection::{AGAIN, ANSWER, JobTrace};
-use super::local::told_by;
-use super::process::{last_words, remove_if_there};
-use crate::docker::{Docker, DockerError};
-use crate::env::Image;
+use super::local::{last_words, remove_if_there, told_by};
+use super::note::{Engine, Note};
+use super::{LaunchError, fate};
+use crate::docker::{Docker, DockerError, Image};
 
-use note::{Engine, Note};
 use supervisor::Door;
 pub use supervisor::SupervisorError;
 
@@ -331,11 +327,6 @@ impl Containers {
 fn shim_user() -> User {
     match agent_spawn::has_helper() {
         true => User { uid: 0, gid: 0, groups: Vec::new() },
-        false => own_user(),
+        false => User::own(),
     }
-}
-
-/// This process's user.
-pub fn own_user() -> User {
-    User { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw(), groups: Vec::new() }
 }

@@ -26,8 +26,7 @@ use tokio::net::UnixListener;
 use tokio::task::AbortHandle;
 
 use super::connection::JobTrace;
-use super::local::{begin, reattach, told_by};
-use super::process::remove_if_there;
+use super::local::{begin, reattach, remove_if_there, told_by};
 use super::{ContainerSpec, Executor, Found, LaunchError, ReattachError, Running};
 use crate::docker::DockerError;
 use supervisor::{Job, kills, supervise};

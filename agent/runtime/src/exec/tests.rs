@@ -112,7 +112,7 @@ impl Drop for Bench {
                 let _ = shim.signal(Signal::SIGKILL);
             }
             let groups = agent_shim::cgroup::Groups::of(&hello);
-            agent_shim::process::kill_all(&groups, MARK, &hello.instance, LONG);
+            agent_shim::cgroup::kill_all(&groups, MARK, &hello.instance, LONG);
             groups.remove();
         }
     }

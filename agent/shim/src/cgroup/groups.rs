@@ -1,6 +1,6 @@
 //! The groups of one job: their processes, how all of these are signalled, and the removal of the groups.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use agent_model::failpoint;
 use nix::sys::signal::Signal;
 
-use crate::process::Process;
+use crate::process::{Process, all, below, marked, of_container, orphans, thaw};
 use crate::record::Hello;
 use crate::sys;
 
@@ -186,4 +186,65 @@ fn pids_in(dir: &Path) -> impl Iterator<Item = i32> + use<> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     let pids: Vec<i32> = text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();
     pids.into_iter()
+}
+
+/// How long no marked process must be seen before there is none: one that is being started has its mark
+/// only once its program is executed.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// Kills the processes that [`marked`] finds until none is left or the time is over. Returns how many there
+/// were, and how many are still there.
+pub fn kill_marked(name: &str, value: &str, within: Duration) -> (usize, usize) {
+    kill_all(&Groups::default(), name, value, within)
+}
+
+/// As [`kill_marked`], and everybody else in the container that its engine calls `id`.
+pub fn kill_container(id: &str, name: &str, value: &str, within: Duration) -> (usize, usize) {
+    kill_found(&Groups::default(), name, value, within, || of_container(id))
+}
+
+/// As [`kill_marked`], and the processes in a group of the job, which may have removed the mark, or that this process
+/// took in as orphans, which may have escaped both.
+pub fn kill_all(groups: &Groups, name: &str, value: &str, within: Duration) -> (usize, usize) {
+    kill_found(groups, name, value, within, || {
+        let orphans = orphans();
+        let roots: HashSet<i32> = orphans.iter().map(|orphan| orphan.pid).collect();
+        let more = if roots.is_empty() { Vec::new() } else { below(&all(), roots) };
+        [groups.members(), orphans, more].concat()
+    })
+}
+
+fn kill_found(
+    groups: &Groups,
+    name: &str,
+    value: &str,
+    within: Duration,
+    find: impl Fn() -> Vec<Process>,
+) -> (usize, usize) {
+    let deadline = Instant::now() + within;
+    let mut seen = HashSet::new();
+    let mut quiet_since = None;
+    loop {
+        let mut found = find();
+        found.extend(marked(name, value));
+        found.sort_unstable_by_key(|process| process.pid);
+        found.dedup_by_key(|process| process.pid);
+        let now = Instant::now();
+        seen.extend(found.iter().map(|process| (process.pid, process.started)));
+        if found.is_empty() {
+            if now - *quiet_since.get_or_insert(now) >= QUIET {
+                return (seen.len(), 0);
+            }
+        } else if now >= deadline {
+            return (seen.len(), found.len());
+        } else {
+            quiet_since = None;
+        }
+        groups.kill();
+        for process in &found {
+            let _ = process.signal(Signal::SIGKILL); // what cannot be signalled is found again
+            thaw(process.pid);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

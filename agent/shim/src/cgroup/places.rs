@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::SCOPE_PREFIX;
-use crate::devices;
+use super::devices;
 use crate::record::{CgroupRequest, Controller, Launch};
 
 /// A group of one hierarchy below which the job's is made.
@@ -128,4 +128,15 @@ fn unescaped(path: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\134", "\\")]
         .iter()
         .fold(path.to_owned(), |path, (code, text)| path.replace(code, text))
+}
+
+/// Whether this process can keep those that it starts from nodes.
+pub fn can_deny() -> bool {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let unified = || places(&CgroupRequest::default()).iter().any(|place| place.v2);
+    let by_controller = || {
+        let place = place_of_devices(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+        place.is_some_and(|place| rustix::fs::access(&place.parent, rustix::fs::Access::WRITE_OK).is_ok())
+    };
+    unified() && devices::try_out().is_ok() || by_controller()
 }

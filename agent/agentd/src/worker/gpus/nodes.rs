@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-use agent_shim::devices::DeviceNode;
+use agent_shim::DeviceNode;
 
 /// Where they are.
 pub(crate) const PLACE: &str = "/dev";

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use agent_model::protocol::log::unsent;
 use agent_model::{ReplicaId, failpoint, size};
-use agent_runtime::exec::is_lack;
 use agent_shim::JobDir;
+use agent_shim::is_lack;
 use agent_shim::segments::Reader;
 use parking_lot::Mutex;
 use tokio::sync::watch;

@@ -15,7 +15,7 @@ use agent_shim::JobDir;
 use agent_shim::door::{DOOR, hand_over};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::super::process::remove_if_there;
+use super::super::local::remove_if_there;
 use super::LaunchError;
 
 /// The paths of the program and of the socket in the container.

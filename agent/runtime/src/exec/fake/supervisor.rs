@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use agent_model::protocol::start::Deadline;
 use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, Timestamp};
-use agent_shim::kills::KillCount;
+use agent_shim::KillCount;
 use agent_shim::segments::Writer;
 use agent_shim::tracking::Intake;
 use agent_shim::wire::{Event, Progress, Request};

@@ -17,13 +17,13 @@ const LARGEST: u64 = 64 << 10;
 
 /// Which container belongs to a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in super::super) struct Note {
+pub(super) struct Note {
     pub(super) version: u32,
     /// Its name.
     pub(super) name: String,
     /// The engine's ID of it; empty until it is made, and known before anything is started in it.
     #[serde(default)]
-    pub(in super::super) id: String,
+    pub(super) id: String,
     /// Where the engine listens.
     pub(super) socket: PathBuf,
     /// The process of the engine, if it can be seen.
@@ -55,7 +55,7 @@ impl Note {
     pub(super) const VERSION: u32 = 1;
 
     /// The record of a job that has, or may have, a container.
-    pub(in super::super) fn read(dir: &JobDir) -> io::Result<Option<Note>> {
+    pub(super) fn read(dir: &JobDir) -> io::Result<Option<Note>> {
         match agent_fs::read_plain(&dir.path().join(FILE), LARGEST) {
             Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

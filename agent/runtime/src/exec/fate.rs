@@ -10,7 +10,7 @@ use bollard::query_parameters::{InspectContainerOptions, LogsOptionsBuilder};
 use futures_util::TryStreamExt as _;
 use tokio::time::Instant;
 
-use super::super::process::last_line;
+use super::last_line;
 use super::note::Note;
 use crate::docker::{Docker, DockerError};
 
@@ -24,7 +24,7 @@ const NOTICE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Why the container of a lost job ended; `None` for a job without one.
-pub(in super::super) async fn of(dir: &JobDir) -> Option<String> {
+pub(super) async fn of(dir: &JobDir) -> Option<String> {
     // The job may have rewritten what an earlier release wrote down.
     let note = Note::read(dir).ok().flatten().filter(|_| !dir.is_shared())?;
     let docker = Docker::at(&note.socket);

@@ -11,20 +11,9 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
-use crate::cgroup::{self, Groups};
-use crate::record::CgroupRequest;
+use super::Groups;
+use crate::record::DeviceNode;
 use crate::sys::bpf;
-
-/// A character device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceNode {
-    /// Of its driver.
-    pub major: u32,
-    /// Of this one.
-    pub minor: u32,
-}
 
 /// The most of them that one program compares, well below the 4096 instructions that every kernel takes.
 const MOST: usize = 512;
@@ -60,17 +49,6 @@ fn by_controller(file: &Path, nodes: &[DeviceNode]) -> io::Result<()> {
 /// Whether a program for these nodes would be taken: it is loaded and dropped.
 pub fn try_out() -> io::Result<()> {
     bpf::load_device_filter(&program(&[DeviceNode { major: 195, minor: 0 }])).map(drop)
-}
-
-/// Whether this process can keep those that it starts from nodes.
-pub fn can_deny() -> bool {
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let unified = || cgroup::places(&CgroupRequest::default()).iter().any(|place| place.v2);
-    let by_controller = || {
-        let place = cgroup::place_of_devices(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
-        place.is_some_and(|place| rustix::fs::access(&place.parent, rustix::fs::Access::WRITE_OK).is_ok())
-    };
-    unified() && try_out().is_ok() || by_controller()
 }
 
 /// Instructions of a filter: 0 (denied) for a character device of the list, 1 for all others. The kernel hands it the
