@@ -138,7 +138,7 @@ const WORKER: &[(&str, &[&str])] = &[
     ("containers", &["journal"]),
     ("data", &["environments", "users"]),
     ("environments", &["users"]),
-    ("faults", &["data", "fetch", "outputs"]),
+    ("faults", &["data", "fetch", "journal", "outputs"]),
     ("fetch", &["data", "stand_in"]),
     ("journal", &["faults"]),
     ("late", &["faults", "outputs", "recover", "report", "retention"]),

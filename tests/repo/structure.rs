@@ -18,12 +18,9 @@ const LEFT: &[(&str, &[&str])] = &[
     ),
     ("agent/agentctl/src/commands/mlflow", &["filestore", "registry", "traces"]),
     ("agent/agentctl/src/prepare", &["ship", "survey"]),
-    ("agent/agentd/src", &["config", "membership", "shutdown", "worker"]),
-    ("agent/agentd/src/worker", &["data", "environments", "faults", "fetch", "journal", "users"]),
     ("agent/agentd/src/worker/tracking", &["artifacts", "run"]),
     ("agent/agentd/src/worker/tracking", &["calls", "models"]),
     ("agent/control/src", &["api", "pools"]),
-    ("agent/control/src", &["assets", "lease", "queue", "standby", "store"]),
 ];
 
 /// The module that a file is, as the names that lead to it from its crate.

@@ -23,7 +23,7 @@ use tonic::{Response, Status};
 use tracing::{info, warn};
 
 use crate::cli::JoinArgs;
-use crate::config::Config;
+use crate::config::{Config, identity_file};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::peers::PeerIdentity;
 
@@ -35,23 +35,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// In bytes; longer than any token.
 const LONGEST_TOKEN: u64 = 4096;
 
-/// The file of the identity, and that of a key without a certificate yet.
-pub(crate) fn file(state_dir: &Path) -> PathBuf {
-    state_dir.join("identity.json")
-}
-
 fn pending(state_dir: &Path) -> PathBuf {
     state_dir.join("identity.key")
-}
-
-/// The controller and the name in the identity of a joined machine.
-pub(crate) fn said(state_dir: &Path) -> io::Result<Option<(String, String)>> {
-    let Some(credentials) = Credentials::read(&file(state_dir))? else { return Ok(None) };
-    let name = match credentials.certified().map_err(io::Error::other)?.subject.who {
-        Principal::Node { name } => name.to_string(),
-        who => return Err(io::Error::other(format!("it is the identity of {who}, and not of a node"))),
-    };
-    Ok(Some((credentials.controller, name)))
 }
 
 /// How a node reaches its controller.
@@ -77,7 +62,7 @@ impl Uplink {
         let missing = || {
             io::Error::new(io::ErrorKind::NotFound, "this machine has not joined; `agentd join` does that")
         };
-        let credentials = Credentials::read(&file(&config.state_dir))?.ok_or_else(missing)?;
+        let credentials = Credentials::read(&identity_file(&config.state_dir))?.ok_or_else(missing)?;
         let held = ShownIdentity::new(&credentials).map_err(io::Error::other)?;
         let authority = credentials.authority().map_err(io::Error::other)?;
         let trust = Trust::Authority(authority.clone());
@@ -129,7 +114,7 @@ async fn renew_if_due(
     held: &ShownIdentity,
     clock: &dyn Clock,
 ) -> Result<Duration, Fault> {
-    let path = file(state_dir);
+    let path = identity_file(state_dir);
     let unreadable = |error: &dyn std::fmt::Display| {
         Fault::new(Code::StateUnusable, format!("cannot use {}", path.display())).why(error.to_string())
     };
@@ -196,7 +181,7 @@ pub(crate) async fn join(
     };
     require_node(config, args)?;
     require_no_begun_move(&config.state_dir)?;
-    let path = file(&config.state_dir);
+    let path = identity_file(&config.state_dir);
     let unusable = |error: &dyn std::fmt::Display| {
         Fault::new(Code::StateUnusable, format!("cannot use {}", path.display())).why(error.to_string())
     };
@@ -261,7 +246,7 @@ pub(crate) async fn join(
 /// on record in both places, and only that release can tell which.
 pub(crate) fn require_no_begun_move(state_dir: &Path) -> Result<(), Fault> {
     let begun = state_dir.join("moving");
-    match begun.exists() && file(state_dir).exists() {
+    match begun.exists() && identity_file(state_dir).exists() {
         false => Ok(()),
         true => Err(Fault::new(
             Code::JobActive,
@@ -278,7 +263,7 @@ pub(crate) fn require_no_begun_move(state_dir: &Path) -> Result<(), Fault> {
 
 /// Forgets the controller; the data of jobs stays on this machine.
 pub(crate) fn leave(config: &Config) -> Result<String, Fault> {
-    let path = file(&config.state_dir);
+    let path = identity_file(&config.state_dir);
     require_no_begun_move(&config.state_dir)?;
     match std::fs::remove_file(&path) {
         Ok(()) => {
@@ -350,7 +335,7 @@ async fn still_member(
     match renew(known, &channel).await {
         Ok(mut new) => {
             new.controller = address(place);
-            let path = file(&config.state_dir);
+            let path = identity_file(&config.state_dir);
             let failed = |error: io::Error| {
                 Fault::new(Code::StateUnusable, format!("cannot write {}", path.display())).because(&error)
             };

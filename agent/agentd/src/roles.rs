@@ -223,7 +223,7 @@ pub(crate) async fn start(
     let disk = DiskKeeper::open(&config.state_dir, config.disk_reserve);
     let clock = config.clock();
     membership::require_no_begun_move(&config.state_dir).map_err(StartError::Move)?;
-    let path = membership::file(&config.state_dir);
+    let path = crate::config::identity_file(&config.state_dir);
     let uplink = Uplink::new(&config, &clock).map_err(|source| StartError::State { path, source })?;
     let blobs = blobs::start(&config, supervisor, &clock, &uplink).await?;
     let mut socket = config.roles.controller.then(|| config.socket.clone());

@@ -9,7 +9,6 @@
 //! over. A set time ends no job: from then on none is started, and the machine goes when the last has ended.
 
 mod countdown;
-pub(crate) mod schedule;
 
 use std::sync::Arc;
 use std::time::Duration;

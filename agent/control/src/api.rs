@@ -54,12 +54,13 @@ pub(crate) use sessions::Sessions;
 pub use telemetry::LogIntake;
 
 use crate::archive::{Archive, ArchiveError};
-use crate::assets::{Assets, Naming};
 use crate::fanout::Fanout;
 use crate::pools::Pools;
+use crate::queue::assets::Assets;
 use crate::queue::{AskError, JobView, Queue, Stall};
 use crate::secrets::Secrets;
 use crate::standby::Board;
+use crate::store::Naming;
 use crate::store::{JobRecord, RankEnd, ReplicaRecord, Store, StoreError};
 use crate::tunnels::Tunnels;
 

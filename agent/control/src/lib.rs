@@ -31,7 +31,6 @@ macro_rules! broken {
 mod aging;
 mod api;
 mod archive;
-mod assets;
 mod audit;
 mod fanout;
 mod lease;
@@ -64,8 +63,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 pub use api::{IdentityConfig, LogIntake, Operators, Peer, hide_what_it_does};
+pub use queue::Work;
 pub use scheduler::{UserLimits, used_by};
-pub use standby::{ControllerStops, ShutdownPlan, Standby, Work};
+pub use standby::{ControllerStops, ShutdownPlan, Standby};
 use store::{Loaded, Store};
 pub use store::{OpenStoreError, StoreError};
 pub use tunnels::{KeptTunnel, TunnelDesk, TunnelRequest, Tunnels};
@@ -242,7 +242,7 @@ impl Controller {
                 Arc::clone(&store),
                 Arc::clone(&clock),
             );
-            let assets = assets::Assets::new(&task.names(), queue.clone());
+            let assets = queue::assets::Assets::new(&task.names(), queue.clone());
             collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store), assets.clone()));
             let keys = grant_keys(&home, &documents)?;
             let registry = registry::Registry::new(&documents, queue.clone());

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use agent_cas::gc::{Holder, Pin, Pins, Unknown};
 use agent_model::{Artifacts, Digest, JobDraft, Outcome};
 
-use crate::assets::{self, Assets, Naming};
 use crate::queue::Queue;
+use crate::queue::assets::{self, Assets};
+use crate::store::Naming;
 use crate::store::{Among, JobRecord, Missing, RankEnd, Recovery, Store};
 
 /// The name under which the collector knows the controller.

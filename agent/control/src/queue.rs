@@ -10,6 +10,7 @@
 //! Channel: one bounded queue of [`Request`]s, from the handlers of `api`. Timer: to the next lease end, retry date
 //! or lazy write; none when there is none of these. After a sleep of the machine it fires within [`AWAKE`].
 
+pub(crate) mod assets;
 mod book;
 mod picture;
 mod publisher;
@@ -30,11 +31,10 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::assets::{AssetChange, AssetError, Naming, Register};
+use self::assets::{AssetChange, AssetError, Register};
 use crate::lease::Orders;
 use crate::scheduler::{Prospect, UserLimits};
-use crate::standby::Work;
-use crate::store::{Document, JobRecord, Loaded, Store, StoreError};
+use crate::store::{Document, JobRecord, Loaded, Naming, Store, StoreError};
 pub(crate) use book::{
     Book, DeclaredLost, Described, Doubt, Held, Judgement, Moment, NodeState, Outlook, RemovedNode, Report,
     Retirement, Standing, Submission, Unproved, Wish, WishState,
@@ -188,6 +188,15 @@ pub(crate) struct StoredOutputs {
     pub(crate) artifacts: Option<Artifacts>,
     /// What is not among them, each path with the reason.
     pub(crate) left_out: Vec<String>,
+}
+
+/// Which jobs count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Those that have been placed on a machine.
+    Placed,
+    /// Those too that wait for room; not those that a user holds.
+    Any,
 }
 
 /// What the outputs of a replica are that get names.

@@ -17,19 +17,10 @@ use agent_model::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::queue::Queue;
+use crate::queue::{Queue, Work};
 
 /// A client sends blobs one after the other: this long after one, the next or the job is expected.
 const NEXT_BLOB: Duration = Duration::from_secs(30);
-
-/// Which jobs count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
-    /// Those that have been placed on a machine.
-    Placed,
-    /// Those too that wait for room; not those that a user holds.
-    Any,
-}
 
 /// What is planned, for users.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

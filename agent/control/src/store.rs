@@ -31,6 +31,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use agent_model::asset::Asset;
+use agent_model::job::Input;
 use agent_model::job::{JobSpec, LeftOutputs, Predecessor};
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
@@ -60,6 +61,18 @@ pub(crate) use pools::{MachineRecord, MachineStep, PoolRecord, SeenMachine};
 /// `archive` is the directory that a controller makes right after its first database.
 pub(crate) async fn open(path: &Path, archive: &Path) -> Result<Arc<dyn Store>, OpenStoreError> {
     Ok(Arc::new(sqlite::Sqlite::open(path, archive, opening::AT_ONCE).await?))
+}
+
+/// An output that gets a name when its job completes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Naming {
+    /// What it is. Its job has not ended.
+    Found(Input),
+    /// It is this version of its name.
+    Named(String),
+    /// It has no name, for this reason.
+    Unnamed(String),
 }
 
 /// A job, from its submission to its end.
@@ -138,7 +151,7 @@ pub(crate) struct JobRecord {
     pub(crate) is_task: bool,
     /// Of outputs that get a name when it completes: what they are, and later which version.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) named: BTreeMap<String, crate::assets::Naming>,
+    pub(crate) named: BTreeMap<String, Naming>,
 }
 
 impl JobRecord {

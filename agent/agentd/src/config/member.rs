@@ -3,12 +3,30 @@
 //! They are below all other layers: a key in the file, a variable or a flag wins. A name other than the one that the
 //! controller knows is an error.
 
+use std::io;
 use std::path::{Path, PathBuf};
+
+use agent_identity::Credentials;
+use agent_model::Principal;
 
 use super::read::Layers;
 use super::{ConfigError, Origin, Setting, values};
 use crate::cli::Flags;
-use crate::membership;
+
+/// The file of the identity.
+pub(crate) fn identity_file(state_dir: &Path) -> PathBuf {
+    state_dir.join("identity.json")
+}
+
+/// The controller and the name in the identity of a joined machine.
+fn said(state_dir: &Path) -> io::Result<Option<(String, String)>> {
+    let Some(credentials) = Credentials::read(&identity_file(state_dir))? else { return Ok(None) };
+    let name = match credentials.certified().map_err(io::Error::other)?.subject.who {
+        Principal::Node { name } => name.to_string(),
+        who => return Err(io::Error::other(format!("it is the identity of {who}, and not of a node"))),
+    };
+    Ok(Some((credentials.controller, name)))
+}
 
 /// See the module; empty for a machine of its own.
 pub(super) struct Member {
@@ -20,11 +38,10 @@ pub(super) struct Member {
 impl Member {
     /// Reads it from the disk; a machine that is about to join counts as joined.
     pub(super) fn read(flags: &Flags, state_dir: &Path) -> Result<Member, ConfigError> {
-        let path = membership::file(state_dir);
+        let path = identity_file(state_dir);
         let said = match flags.without_identity {
             true => None,
-            false => membership::said(state_dir)
-                .map_err(|source| ConfigError::Read { path: path.clone(), source })?,
+            false => said(state_dir).map_err(|source| ConfigError::Read { path: path.clone(), source })?,
         };
         let (controller, name) = said.unzip();
         let joining =

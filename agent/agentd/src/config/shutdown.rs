@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::read::Layers;
 use super::{ConfigError, Roles, Setting, Variables, of_tests, values};
-use crate::shutdown::schedule::{self, Schedule};
+use crate::config::schedule::{self, Schedule};
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]

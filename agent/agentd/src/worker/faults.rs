@@ -14,13 +14,9 @@ use agent_cas::remote::told;
 use agent_cas::snapshot::{TreeError, Unread};
 use agent_cas::{MissingError, ReadError, WriteError};
 use agent_model::disk::Shortfall;
-use agent_model::outcome::Usage;
-use agent_model::{
-    Blame, Code, ExitStatus, Fault, JobId, NodeId, Preemption, Retry, Timestamp, Verdict, causes, size,
-};
+use agent_model::{Blame, Code, Fault, JobId, NodeId, Preemption, Retry, causes, size};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
-use serde::{Deserialize, Serialize};
 use tonic::Status;
 
 pub(crate) use self::data::{Unsent, data, unsent};
@@ -29,35 +25,8 @@ pub(crate) use self::exit::{
     LEASE_OVER, is_from_elsewhere, judge, lease_over, may_be_of_the_machine, unstored,
 };
 use super::fetch::FetchError;
+pub(crate) use super::journal::Ending;
 use super::outputs::CollectError;
-
-/// How a command ended; certain, although its logs and outputs are still to be stored.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Ending {
-    pub(crate) verdict: Verdict,
-    pub(crate) exit: Option<ExitStatus>,
-    pub(crate) fault: Option<Fault>,
-    pub(crate) started_at: Option<Timestamp>,
-    pub(crate) ended_at: Timestamp,
-    #[serde(default)]
-    pub(crate) usage: Option<Usage>,
-}
-
-impl Ending {
-    /// Of a command that never ran because something failed.
-    pub(crate) fn failed(fault: Fault, at: Timestamp) -> Ending {
-        Ending { fault: Some(fault), ..Ending::never_ran(Verdict::Failed, at) }
-    }
-
-    /// Of a command that never ran because it was canceled.
-    pub(crate) fn canceled(at: Timestamp) -> Ending {
-        Ending::never_ran(Verdict::Canceled, at)
-    }
-
-    fn never_ran(verdict: Verdict, ended_at: Timestamp) -> Ending {
-        Ending { verdict, exit: None, fault: None, started_at: None, ended_at, usage: None }
-    }
-}
 
 /// The fault for an attempt that ended because its machine will be taken away.
 pub(crate) fn preempted(notice: &Preemption, node: &NodeId) -> Fault {

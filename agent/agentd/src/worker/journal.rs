@@ -14,8 +14,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use agent_cas::digest_of;
+use agent_model::outcome::Usage;
 use agent_model::protocol::grant::Given;
-use agent_model::{Boot, Digest, JobSpec, Outcome, Preemption, ReplicaId, ReplicaStep, Timestamp, failpoint};
+use agent_model::{
+    Boot, Digest, ExitStatus, Fault, JobSpec, Outcome, Preemption, ReplicaId, ReplicaStep, Timestamp,
+    Verdict, failpoint,
+};
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
@@ -23,8 +27,35 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
 use tokio::sync::Mutex;
 use tracing::{error, warn};
 
-use super::faults::Ending;
 use crate::config::JobUser;
+
+/// How a command ended; certain, although its logs and outputs are still to be stored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Ending {
+    pub(crate) verdict: Verdict,
+    pub(crate) exit: Option<ExitStatus>,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) started_at: Option<Timestamp>,
+    pub(crate) ended_at: Timestamp,
+    #[serde(default)]
+    pub(crate) usage: Option<Usage>,
+}
+
+impl Ending {
+    /// Of a command that never ran because something failed.
+    pub(crate) fn failed(fault: Fault, at: Timestamp) -> Ending {
+        Ending { fault: Some(fault), ..Ending::never_ran(Verdict::Failed, at) }
+    }
+
+    /// Of a command that never ran because it was canceled.
+    pub(crate) fn canceled(at: Timestamp) -> Ending {
+        Ending::never_ran(Verdict::Canceled, at)
+    }
+
+    fn never_ran(verdict: Verdict, ended_at: Timestamp) -> Ending {
+        Ending { verdict, exit: None, fault: None, started_at: None, ended_at, usage: None }
+    }
+}
 
 /// Everything needed to go on with a replica.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -10,8 +10,8 @@ use tonic::{Request, Response, Status};
 
 use super::pages::Page;
 use super::{Caller, Refusal, Services, invalid};
-use crate::assets::{AssetChange, AssetError, AssetWant};
 use crate::pins;
+use crate::queue::assets::{AssetChange, AssetError, AssetWant};
 use crate::store::Document;
 
 /// Most characters of a description, and of an address.

@@ -10,7 +10,7 @@ use agent_model::words::count;
 use agent_model::{Code, Fault, JobId, Principal, Timestamp, UserName};
 
 use super::{Refusal, Services, invalid};
-use crate::assets::{AssetChange, AssetWant};
+use crate::queue::assets::{AssetChange, AssetWant};
 use crate::secrets::Secrets;
 
 /// How many records are read at a time.

@@ -14,7 +14,7 @@ use tonic::Status;
 
 use super::worker::not_yet;
 use super::{Refusal, Services};
-use crate::assets::Naming;
+use crate::store::Naming;
 
 impl Services {
     /// The outputs of a replica that get names, if it can be what completes its job. `relied` keeps what is written

@@ -35,8 +35,8 @@ mod waiting;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::assets::Register;
 use crate::lease::Leases;
+use crate::queue::assets::Register;
 use crate::scheduler::{Prospect, UserLimits};
 use crate::store::{ArrayRecord, Changes, Document, JobRecord, Loaded, RankEnd, ReplicaRecord};
 use adopt::Strangers;

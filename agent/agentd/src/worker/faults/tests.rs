@@ -6,6 +6,8 @@ use agent_shim::{End, ExitRecord, NotStarted, OomScope, Sender};
 use rustix::io::Errno;
 
 use super::exit::returned;
+use agent_model::{ExitStatus, Timestamp, Verdict};
+
 use super::*;
 
 fn spec() -> JobSpec {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use agent_model::JobState;
 
 use super::Book;
-use crate::standby::Work;
+use crate::queue::Work;
 
 impl Book {
     /// The first job that keeps the machine up, as text for users. One that a user holds does not.

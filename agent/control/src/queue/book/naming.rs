@@ -10,7 +10,8 @@ use agent_model::job::OutputName;
 use agent_model::{JobId, JobState, NodeId, ReplicaId};
 
 use super::{Book, Moment, Standing};
-use crate::assets::{AssetChange, AssetError, Naming, Register};
+use crate::queue::assets::{AssetChange, AssetError, Register};
+use crate::store::Naming;
 
 impl Book {
     /// The names of data, for whoever reads them.

@@ -8,7 +8,7 @@ use agent_model::{ExitStatus, JobDraft, ReplicaStep, Retry};
 use proptest::prelude::*;
 
 use crate::lease;
-use crate::standby::Work;
+use crate::queue::Work;
 
 /// When the controller of these tests was started.
 pub(super) const START: Boot = Boot(Duration::from_secs(1000));

@@ -19,7 +19,6 @@ use agent_model::data::AssetRef;
 use agent_model::job::Input;
 use agent_model::{DataInput, DataUri, Digest, JobDraft, Principal};
 use parking_lot::RwLock;
-use serde::{Deserialize, Serialize};
 
 use crate::queue::{AskError, Queue};
 use register::Names;
@@ -73,18 +72,6 @@ pub(crate) enum AssetWant {
     Remove,
     /// To another owner.
     HandTo(Principal),
-}
-
-/// An output that gets a name when its job completes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Naming {
-    /// What it is. Its job has not ended.
-    Found(Input),
-    /// It is this version of its name.
-    Named(String),
-    /// It has no name, for this reason.
-    Unnamed(String),
 }
 
 /// The snapshot that data are in, if they are in the store.
