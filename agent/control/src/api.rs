@@ -156,8 +156,7 @@ impl Services {
 
     /// The services that both call: a blob store that other programs can use, too.
     fn add_blobs(&self, routes: Routes) -> Routes {
-        let actions = self.about.state_dir.join("controller/actions");
-        cas::add(routes, self.blobs.clone(), self.collector.clone(), actions)
+        cas::add(routes, self.blobs.clone(), self.collector.clone())
     }
 
     /// The present state of a job, ended or not.

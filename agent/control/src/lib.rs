@@ -226,6 +226,8 @@ impl Controller {
                     .map_err(|source| OpenError::Directory { path: path.clone(), source })
             };
             make(&home)?;
+            // Results of actions of builds, which earlier releases kept.
+            let _ = std::fs::remove_dir_all(home.join("actions"));
             let store = store::open(&home.join("db"), &archive_dir).await.map_err(OpenError::Store)?;
             make(&archive_dir)?; // after the database: where an archive exists, a missing one is lost
             let loaded = store.load().await.map_err(OpenError::Load)?;

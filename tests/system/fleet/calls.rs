@@ -26,14 +26,12 @@ use super::Site;
 use super::limits::by_hand;
 
 /// And of the protocol of blobs.
-const BLOBS: [&str; 10] = [
+const BLOBS: [&str; 8] = [
     "/build.bazel.remote.execution.v2.Capabilities/GetCapabilities",
     "/build.bazel.remote.execution.v2.ContentAddressableStorage/FindMissingBlobs",
     "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchUpdateBlobs",
     "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs",
     "/build.bazel.remote.execution.v2.ContentAddressableStorage/GetTree",
-    "/build.bazel.remote.execution.v2.ActionCache/GetActionResult",
-    "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult",
     "/google.bytestream.ByteStream/Read",
     "/google.bytestream.ByteStream/Write",
     "/google.bytestream.ByteStream/QueryWriteStatus",

@@ -223,10 +223,9 @@ const UNAUDITED: &[&str] = &[
 const SYNC: &str = "/agent.v1.Worker/Sync";
 
 /// A blob is read by its digest, which nobody can guess: a caller that knows it was given it, or has the content.
-const BLOBS: [&str; 4] = [
+const BLOBS: [&str; 3] = [
     "build.bazel.remote.execution.v2.Capabilities",
     "build.bazel.remote.execution.v2.ContentAddressableStorage",
-    "build.bazel.remote.execution.v2.ActionCache",
     "google.bytestream.ByteStream",
 ];
 

@@ -1,16 +1,14 @@
-//! The blob store for clients: the Remote Execution API's `Capabilities`, `ContentAddressableStorage`, `ActionCache`
-//! and `ByteStream` over the controller's [`Store`], as published.
+//! The blob store for clients: the Remote Execution API's `Capabilities`, `ContentAddressableStorage` and
+//! `ByteStream` over the controller's [`Store`], as published.
 //!
 //! Hides only the translation: the store checks all content. Instance names are accepted and ignored, because there
 //! is one store. Blobs may be sent and received in zstd, in streams and in batches: the size in its digest limits a
 //! received one, and a sent one is compressed where that makes it smaller. Calls for chunked blobs are answered with
 //! `UNIMPLEMENTED`.
 
-mod actions;
 mod tree;
 mod uploads;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,13 +31,11 @@ use bazel_remote_apis::google::rpc;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use prost::Message;
-use reapi::action_cache_server::ActionCacheServer;
 use reapi::capabilities_server::{Capabilities, CapabilitiesServer};
 use reapi::content_addressable_storage_server::{ContentAddressableStorage, ContentAddressableStorageServer};
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use actions::Actions;
 use tree::TreeWalk;
 use uploads::Uploads;
 
@@ -55,16 +51,14 @@ const INFLATED: u64 = 4 * MAX_BATCH;
 /// The longest silence of a client that is still uploading.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Adds the services over `store` to `routes`; `collector` makes room in the part of it on this disk. Results of
-/// actions are kept in the directory `actions`.
-pub(crate) fn add(routes: Routes, store: Store, collector: Collector, actions: PathBuf) -> Routes {
-    let service = Service { store, collector, uploads: Arc::default(), actions: Actions::at(actions) };
+/// Adds the services over `store` to `routes`; `collector` makes room in the part of it on this disk.
+pub(crate) fn add(routes: Routes, store: Store, collector: Collector) -> Routes {
+    let service = Service { store, collector, uploads: Arc::default() };
     routes
         .add_service(CapabilitiesServer::new(service.clone()))
         .add_service(
             ContentAddressableStorageServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE),
         )
-        .add_service(ActionCacheServer::new(service.clone()).max_decoding_message_size(2 * actions::LARGEST))
         .add_service(ByteStreamServer::new(service).max_decoding_message_size(MAX_MESSAGE))
 }
 
@@ -74,7 +68,6 @@ struct Service {
     /// Makes room for a blob when there is none.
     collector: Collector,
     uploads: Arc<Uploads>,
-    actions: Actions,
 }
 
 #[tonic::async_trait]
@@ -86,9 +79,6 @@ impl Capabilities for Service {
         let version = |minor| Some(SemVer { major: 2, minor, ..SemVer::default() });
         let cache = reapi::CacheCapabilities {
             digest_functions: vec![reapi::digest_function::Value::Sha256 as i32],
-            action_cache_update_capabilities: Some(reapi::ActionCacheUpdateCapabilities {
-                update_enabled: true,
-            }),
             max_batch_total_size_bytes: ANNOUNCED as i64,
             supported_compressors: vec![ZSTD],
             supported_batch_update_compressors: vec![ZSTD],

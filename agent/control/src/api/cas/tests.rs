@@ -1,7 +1,7 @@
 //! The services as a client sees them: our own, and one that speaks the protocol by hand.
 
 use agent_cas::conformance::{self, content, read_all, source};
-use agent_cas::gc::{Goal, StoreLimits};
+use agent_cas::gc::StoreLimits;
 use agent_cas::remote::digest_to_wire;
 use agent_cas::{Disk, Remote, digest_of, snapshot};
 use agent_model::SystemClock;
@@ -11,7 +11,6 @@ use bytestream::byte_stream_client::ByteStreamClient;
 use bytestream::{QueryWriteStatusRequest, ReadRequest, WriteRequest};
 use futures_util::TryStreamExt;
 use prost::Message;
-use reapi::action_cache_client::ActionCacheClient;
 use reapi::capabilities_client::CapabilitiesClient;
 use reapi::content_addressable_storage_client::ContentAddressableStorageClient;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -24,7 +23,6 @@ use super::*;
 struct Bench {
     dir: tempfile::TempDir,
     disk: Disk,
-    collector: Collector,
     channel: Channel,
 }
 
@@ -36,13 +34,12 @@ impl Bench {
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let limits = StoreLimits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
         let collector = Collector::new(disk.clone(), limits, &[], Arc::new(SystemClock));
-        let routes =
-            add(Routes::default(), Store::Disk(disk.clone()), collector.clone(), dir.path().join("actions"));
+        let routes = add(Routes::default(), Store::Disk(disk.clone()), collector);
         let serving =
             Server::builder().add_routes(routes).serve_with_incoming(UnixListenerStream::new(listener));
         drop(tokio::runtime::Handle::current().spawn(serving));
         let endpoint = Endpoint::try_from(format!("unix:{}", path.display())).unwrap();
-        Bench { dir, disk, collector, channel: endpoint.connect().await.unwrap() }
+        Bench { dir, disk, channel: endpoint.connect().await.unwrap() }
     }
 
     fn cas(&self) -> ContentAddressableStorageClient<Channel> {
@@ -123,7 +120,7 @@ async fn test_capabilities_say_what_is_offered() {
     assert_eq!(cache.digest_functions, [reapi::digest_function::Value::Sha256 as i32]);
     assert_eq!(cache.max_batch_total_size_bytes, 64 * 1024);
     assert_eq!((cache.supported_compressors, cache.supported_batch_update_compressors), (vec![1], vec![1]));
-    assert!(!cache.split_blob_support && cache.action_cache_update_capabilities.unwrap().update_enabled);
+    assert!(!cache.split_blob_support && cache.action_cache_update_capabilities.is_none());
 }
 
 #[tokio::test]
@@ -379,26 +376,6 @@ async fn test_lost_connection_keeps_what_arrived() {
     assert_eq!(arrived.await.expect("the broken-off upload is kept"), Ok(500_000));
     assert_eq!(read_all(&bench.disk, digest_of(&bytes), 0).await.unwrap(), bytes);
     bench.disk.write(digest_of(&bytes), source(&bytes, 1000)).await.unwrap();
-}
-
-#[tokio::test]
-async fn test_result_of_an_action_goes_with_the_blobs_it_names() {
-    let bench = Bench::new().await;
-    let mut client = ActionCacheClient::new(bench.channel.clone());
-    let output = bench.keep(content(1, 1000)).await;
-    let file = reapi::OutputFile { path: "out".into(), digest: Some(output), ..Default::default() };
-    let result = reapi::ActionResult { output_files: vec![file], ..Default::default() };
-    let action = Some(digest_to_wire(&digest_of(b"action")));
-    let keep = reapi::UpdateActionResultRequest {
-        action_digest: action.clone(),
-        action_result: Some(result.clone()),
-        ..Default::default()
-    };
-    assert_eq!(client.update_action_result(keep).await.unwrap().into_inner(), result);
-    let ask = reapi::GetActionResultRequest { action_digest: action, ..Default::default() };
-    assert_eq!(client.get_action_result(ask.clone()).await.unwrap().into_inner(), result);
-    assert!(bench.collector.collect(Goal::All, false).await.unwrap().freed.bytes > 0);
-    assert_eq!(client.get_action_result(ask).await.unwrap_err().code(), Code::NotFound);
 }
 
 fn text(length: usize) -> Bytes {
