@@ -21,22 +21,14 @@ use crate::v1;
 
 /// Why a message is not what it should be.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum WireError {
-    /// A required field is absent.
     #[error("`{0}` is missing")]
     Missing(&'static str),
-    /// A field holds something it must not hold.
     #[error("`{field}` cannot be `{value}`")]
-    Value {
-        /// The field.
-        field: &'static str,
-        /// What it held.
-        value: String,
-    },
-    /// An identifier is malformed.
+    Value { field: &'static str, value: String },
     #[error(transparent)]
     Id(#[from] agent_model::ids::IdError),
-    /// The job is not valid.
     #[error(transparent)]
     Job(#[from] Fault),
 }

@@ -179,33 +179,16 @@ pub(crate) struct Setting {
 /// Why there is no usable configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// The file that was asked for cannot be read.
     #[error("cannot read the configuration file {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    /// The file has an invalid content.
     #[error("{}: {at}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The complaint and its place.
-        at: agent_jobfile::yaml::At,
-    },
-    /// A value is invalid.
+    File { path: PathBuf, at: agent_jobfile::yaml::At },
     #[error("{key}: {problem} ({origin})")]
-    Value {
-        /// The key.
-        key: &'static str,
-        /// What is wrong.
-        problem: String,
-        /// Where it was said.
-        origin: Origin,
-    },
-    /// A user's daemon has no place for its state.
+    Value { key: &'static str, problem: String, origin: Origin },
     #[error(
         "neither HOME nor XDG_DATA_HOME is set, so there is no place for a user's daemon; give --state-dir"
     )]

@@ -78,26 +78,16 @@ const CONTROLLER_COMES_ROUND: Duration = Duration::from_secs(30);
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// Another daemon holds the state directory.
     #[error("{} is in use by {holder}", path.display())]
-    InUse {
-        /// The state directory.
-        path: PathBuf,
-        /// Who holds it.
-        holder: String,
-    },
-    /// A directory or file of the daemon's own cannot be used.
+    InUse { path: PathBuf, holder: String },
     #[error("cannot use {}", path.display())]
     State {
-        /// Which.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// Nothing can be listened to.
     #[error("cannot listen at {at}")]
     Listen {
-        /// Where.
         at: String,
         #[source]
         source: io::Error,
@@ -106,19 +96,12 @@ pub(crate) enum StartError {
     Blobs(#[source] agent_cas::OpenError),
     #[error("cannot go to the blob store at {server}")]
     FarBlobs {
-        /// Its address.
         server: String,
         #[source]
         source: tonic::transport::Error,
     },
-    /// The file of providers is wrong.
     #[error("cannot use the providers of {}: {what}", path.display())]
-    Providers {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
+    Providers { path: PathBuf, what: String },
     #[error("cannot say who is who")]
     Authority(#[source] agent_identity::AuthorityError),
     #[error("cannot serve anybody elsewhere")]
@@ -135,7 +118,6 @@ pub(crate) enum StartError {
     Boot(#[source] agent_node::BootIdError),
     #[error("cannot remember jobs")]
     Journal(#[source] JournalError),
-    /// The machine joined with its jobs, and they are not all at the controller yet.
     #[error("cannot move the jobs of this machine to its controller: {0}")]
     Move(Fault),
     #[error("cannot take up the jobs of an earlier run")]

@@ -83,42 +83,24 @@ pub struct HostKey<'a> {
 
 /// Why a host could not be attached or detached.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum AttachError {
-    /// It is not clear which host is meant.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// There is no connection.
     #[error(transparent)]
     Connect(Box<ConnectError>),
-    /// A command could not run to its end.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The host's shell gave an unexpected answer.
     #[error("{doing}: the host answers nothing that can be understood")]
-    Odd {
-        /// What was done.
-        doing: &'static str,
-        /// What it printed instead.
-        said: String,
-    },
-    /// A step failed on the host.
+    Odd { doing: &'static str, said: String },
     #[error("{doing}: {why}")]
-    Step {
-        /// What was done.
-        doing: &'static str,
-        /// The host's message.
-        why: String,
-    },
-    /// What is installed there is root's, and this login cannot become root.
+    Step { doing: &'static str, why: String },
     #[error("what attach installed there is root's, and this login has no way to become root")]
     NotRoot,
-    /// Sudo wants a password there, and nobody is here who could type it.
     #[error("sudo wants a password there, and there is no terminal to ask for it")]
     NobodyToAsk,
-    /// Another attach or detach of the host is running.
     #[error("another attach or detach of this host is at work, from {0}")]
     Held(String),
-    /// The package cannot be read.
     #[error("the package cannot be read")]
     Package(#[source] std::io::Error),
 }

@@ -18,24 +18,15 @@ pub(crate) type Hash = String;
 
 /// Why there is no package to install.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum PackageError {
-    /// A program is missing.
     #[error("{} is missing beside agentctl", .0.display())]
     Missing(PathBuf),
-    /// The file is no package.
     #[error("{} is no package: {what}", file.display())]
-    Odd {
-        /// Which file.
-        file: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// A file cannot be read or written.
+    Odd { file: PathBuf, what: String },
     #[error("{}", file.display())]
     File {
-        /// Which file.
         file: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },

@@ -43,107 +43,58 @@ const PIECE: usize = 128 * 1024;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ConnectError {
-    /// Nobody answers in time.
     #[error("{host} does not answer as an SSH server within {} s", waited.as_secs())]
     Unreachable {
-        /// Which host.
         host: String,
         /// For how long it was tried.
         waited: Duration,
-        /// The error of the last try.
         #[source]
         source: russh::Error,
     },
-    /// It answers, and turns away whoever comes.
     #[error("{host} drops connections from here, for {} s now: {why}", waited.as_secs())]
     TurnedAway {
-        /// Which host.
         host: String,
         /// For how long it was tried.
         waited: Duration,
-        /// The reason of the last time.
         why: &'static str,
     },
-    /// Its key is not the one that is known.
     #[error("{host} shows another key than the one that is known of it: {shown}")]
-    KeyChanged {
-        /// Which host.
-        host: String,
-        /// The fingerprint it shows.
-        shown: String,
-        /// Where the known key is recorded.
-        known: Place,
-    },
-    /// Its key is marked as revoked.
+    KeyChanged { host: String, shown: String, known: Place },
     #[error("{host} shows a key that is revoked: {shown}")]
-    KeyRevoked {
-        /// Which host.
-        host: String,
-        /// The fingerprint it shows.
-        shown: String,
-        /// Where that is recorded.
-        said: Place,
-    },
-    /// Its key is not known, and was not accepted.
+    KeyRevoked { host: String, shown: String, said: Place },
     #[error("the key of {host} is not known: {shown}")]
-    KeyUnknown {
-        /// Which host.
-        host: String,
-        /// The fingerprint it shows.
-        shown: String,
-    },
-    /// A file that is needed cannot be read.
+    KeyUnknown { host: String, shown: String },
     #[error("a file of ssh cannot be read")]
     File(#[source] std::io::Error),
-    /// The host accepts none of the available keys and answers.
     #[error("{host} lets nobody in as {user}")]
     Refused {
-        /// Which host.
         host: String,
-        /// The user name.
         user: String,
         /// What was tried, and what the host accepts.
         tried: String,
     },
-    /// It ended the connection.
     #[error("the connection to {host} ended while logging in")]
     Ended {
-        /// Which host.
         host: String,
-        /// How.
         #[source]
         source: russh::Error,
     },
-    /// Another error of the protocol.
     #[error(transparent)]
     Protocol(#[from] russh::Error),
 }
 
 /// Why a command has no result.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum CommandError {
-    /// The connection is gone.
     #[error("the connection ended while {doing}")]
-    Cut {
-        /// What the command was for.
-        doing: &'static str,
-    },
-    /// It takes too long.
+    Cut { doing: &'static str },
     #[error("{doing} was not done within {} s", limit.as_secs())]
-    TooLong {
-        /// What the command was for.
-        doing: &'static str,
-        /// How long it was allowed to take.
-        limit: Duration,
-    },
-    /// It prints without end.
+    TooLong { doing: &'static str, limit: Duration },
     #[error("the host sent more than {} KiB while {doing}", ENDLESS / 1024)]
-    TooMuch {
-        /// What the command was for.
-        doing: &'static str,
-    },
-    /// A file to send cannot be read.
+    TooMuch { doing: &'static str },
     #[error("cannot read what is to be sent")]
     Source(#[source] std::io::Error),
 }

@@ -74,14 +74,12 @@ impl fmt::Display for Hop {
 
 /// Why it is not clear which host to reach.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TargetError {
-    /// The text names no host.
     #[error("`{0}` names no host")]
     NoHost(String),
-    /// A host is reached by way of itself.
     #[error("the way to `{0}` leads through itself")]
     Circle(String),
-    /// `~/.ssh/config` cannot be followed.
     #[error("~/.ssh/config cannot be followed: {0}")]
     Config(#[from] ConfigError),
 }

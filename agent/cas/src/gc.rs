@@ -94,34 +94,26 @@ pub type Pins = Box<dyn Fn() -> BoxFuture<'static, Result<Vec<Pin>, Unknown>> + 
 
 /// Why nothing, or no more, was removed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum CollectError {
-    /// A user has not reported yet what it holds.
     #[error("it is not known yet what {user} needs")]
-    NotYet {
-        /// The user.
-        user: &'static str,
-    },
-    /// A user cannot report what it holds.
+    NotYet { user: &'static str },
     #[error("it is not known what {user} needs")]
     Pins {
-        /// The user.
         user: &'static str,
         #[source]
-        /// Why.
         source: Unknown,
     },
-    /// A directory that somebody holds cannot be read, so it is not known what is below it.
     #[error("a directory that is needed cannot be read")]
     Read(#[source] ReadError),
 }
 
 /// Why it is unknown whether a tree is complete.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum WholeError {
-    /// A directory cannot be read.
     #[error("cannot read a directory of the tree")]
     Read(#[source] ReadError),
-    /// The store cannot report what it lacks.
     #[error("cannot ask the store what it lacks")]
     Missing(#[source] MissingError),
 }

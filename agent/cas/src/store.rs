@@ -83,141 +83,99 @@ pub trait BlobStore: Send + Sync + 'static {
 
 /// Why a store could not report what it lacks.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum MissingError {
-    /// The store at the other end of a connection did not answer as it should.
     #[error("the remote store does not say what it lacks")]
     Remote {
         #[source]
-        /// Its status.
         source: Box<tonic::Status>,
     },
-    /// It named a blob it was not asked about.
     #[error("the remote store says it lacks blobs it was not asked about")]
     Answer,
 }
 
 /// Why a blob could not be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ReadError {
-    /// It is not in the store.
     #[error("blob {digest} is not in the store")]
-    Absent {
-        /// The blob.
-        digest: Digest,
-    },
-    /// It ends before the place to start from.
+    Absent { digest: Digest },
     #[error("blob {digest} has no byte {offset}")]
     Offset {
-        /// The blob.
         digest: Digest,
         /// The place asked for, in bytes.
         offset: u64,
     },
-    /// A file could not be read.
     #[error("cannot read {path}")]
     Disk {
-        /// The file.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: io::Error,
     },
-    /// The store at the other end of a connection did not send it.
     #[error("the remote store does not send blob {digest}")]
     Remote {
-        /// The blob.
         digest: Digest,
         #[source]
-        /// Its status.
         source: Box<tonic::Status>,
     },
-    /// The bytes received are something else.
     #[error("what came as blob {digest} is {actual}")]
     Corrupt {
-        /// The blob asked for.
         digest: Digest,
         /// The digest of the bytes received, up to where they were too many.
         actual: Digest,
     },
-    /// The compressed bytes received are not a compressed form of it.
     #[error("what came as blob {digest} is not its compressed form")]
     Inflate {
-        /// The blob.
         digest: Digest,
         #[source]
-        /// What is wrong with it.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// It could not be compressed.
     #[error("cannot compress blob {digest}")]
     Compress {
-        /// The blob.
         digest: Digest,
         #[source]
-        /// The library's error.
         source: io::Error,
     },
-    /// It was there, but the nearer store could not take a copy.
     #[error("cannot keep a copy of blob {digest}")]
     Keep {
-        /// The blob.
         digest: Digest,
         #[source]
-        /// The error of the nearer store.
         source: Box<WriteError>,
     },
 }
 
 /// Why a blob could not be kept.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum WriteError {
-    /// The bytes are not those the digest names.
     #[error("the bytes given as blob {digest} are {actual}")]
     Mismatch {
-        /// The name given.
         digest: Digest,
         /// What the bytes are, or what they were when there were too many of them.
         actual: Digest,
     },
-    /// The bytes could not be read from their source.
     #[error("cannot get the bytes of blob {digest}")]
     Source {
-        /// The blob.
         digest: Digest,
         #[source]
-        /// The error of their source.
         source: Box<ReadError>,
     },
-    /// A file or directory of the store could not be written.
     #[error("cannot write {path}")]
     Disk {
-        /// The file or directory.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: io::Error,
     },
-    /// The store at the other end of a connection did not take it.
     #[error("the remote store does not take blob {digest}")]
     Remote {
-        /// The blob.
         digest: Digest,
         #[source]
-        /// Its status.
         source: Box<tonic::Status>,
     },
-    /// An earlier part of it could not be kept.
     #[error("an earlier part of blob {digest} could not be kept")]
-    Abandoned {
-        /// The blob.
-        digest: Digest,
-    },
-    /// It took it, but does not have it.
+    Abandoned { digest: Digest },
     #[error("the remote store took blob {digest} and does not have it")]
-    Vanished {
-        /// The blob.
-        digest: Digest,
-    },
+    Vanished { digest: Digest },
 }
 
 impl MissingError {

@@ -134,37 +134,28 @@ pub struct CommandOutput {
 
 /// Why a child did not run to its end.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum CommandError {
-    /// It could not be started.
     #[error("could not start {}", program.display())]
     Spawn {
-        /// The program.
         program: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// Its output or its end could not be waited for.
     #[error("could not follow {}", program.display())]
     Follow {
-        /// The program.
         program: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// It, or a process it started, was killed because its memory group exceeded the limit.
     #[error("{} was ended at its memory limit of {}", program.display(), size::binary(*limit))]
     OutOfMemory {
-        /// The program.
         program: PathBuf,
         /// The limit, in bytes.
         limit: u64,
     },
-    /// It wrote nothing for too long and was killed.
     #[error("{} was killed: it wrote nothing for {after:?}", program.display())]
     Stalled {
-        /// The program.
         program: PathBuf,
         /// The longest silence allowed.
         after: Duration,

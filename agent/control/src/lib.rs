@@ -152,25 +152,16 @@ impl fmt::Debug for MappedNames {
 
 /// Why a controller cannot start.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum OpenError {
-    /// Its directory cannot be made.
     #[error("cannot make the controller's directory {}", path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Its database cannot be used.
+    Directory { path: PathBuf, source: io::Error },
     #[error("the controller's database cannot be used")]
     Store(#[source] OpenStoreError),
-    /// Its database holds something that cannot be understood.
     #[error("the jobs of an earlier run cannot be read")]
     Load(#[source] StoreError),
-    /// The keys of grants cannot be used.
     #[error("the keys with which orders are proved cannot be used")]
     Grants(#[source] GrantKeysError),
-    /// There is no random number to distinguish it from earlier controllers.
     #[error("the system gave no random numbers")]
     Chance(#[source] io::Error),
 }

@@ -28,33 +28,22 @@ const LIFE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 
 /// Why there is no authority.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum AuthorityError {
-    /// Its file cannot be read or written.
     #[error("cannot use {}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Its file is not what was written.
+    File { path: PathBuf, source: io::Error },
     #[error("{} is damaged: put back a copy of it; every node and user trusts the key in it", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A key or a certificate could not be made.
+    Damaged { path: PathBuf },
     #[error("cannot make the key of the authority")]
     Make(#[source] rcgen::Error),
 }
 
 /// Why nothing was signed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum IssueError {
-    /// The bytes are no request, or it is signed with another key than the one in it.
     #[error("the signing request is not valid")]
     Request(#[source] rcgen::Error),
-    /// The certificate could not be made.
     #[error("the certificate could not be made")]
     Sign(#[source] rcgen::Error),
 }

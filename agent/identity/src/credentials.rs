@@ -23,17 +23,14 @@ use crate::{Certified, SubjectError};
 
 /// Why a key cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum KeyError {
-    /// No key could be made, or the text is not a key.
     #[error("the key cannot be made or read")]
     Key(#[source] rcgen::Error),
-    /// A text is damaged.
     #[error("the file of the identity is damaged")]
     Damaged,
-    /// The certificate is not one of a controller.
     #[error(transparent)]
     Subject(#[from] SubjectError),
-    /// Key and certificate do not match.
     #[error("the key of the identity does not fit its certificate")]
     Mismatch(#[source] rustls::Error),
 }

@@ -31,14 +31,12 @@ const CONNECT: Duration = Duration::from_secs(10);
 
 /// Why no connection can be made, to any peer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum DialError {
-    /// The authority's certificate cannot be used.
     #[error("the certificate of the authority cannot be used")]
     Authority(#[source] rustls::Error),
-    /// TLS cannot be set up.
     #[error("TLS cannot be set up")]
     Setup(#[source] rustls::Error),
-    /// The certificate of another node could not be checked.
     #[error("another node cannot be recognised")]
     Peer(#[source] TlsError),
 }

@@ -19,19 +19,12 @@ const LENGTH: usize = 32;
 
 /// Why there are no keys.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum GrantKeysError {
-    /// The file cannot be read or made.
     #[error("cannot use {}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A line of it is no key.
+    File { path: PathBuf, source: io::Error },
     #[error("line {line} of {} is not a key of {} lower-case hexadecimal digits", path.display(), 2 * LENGTH)]
     Line {
-        /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
@@ -40,11 +33,10 @@ pub enum GrantKeysError {
 
 /// Why a grant proves nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum GrantRefused {
-    /// It was made with a key that is not in the file.
     #[error("it was made with the key {0}, which this controller does not have")]
     Key(String),
-    /// It was made for something else.
     #[error("it is of another order, another node, or another enrollment of this node")]
     Mac,
 }

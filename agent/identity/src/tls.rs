@@ -49,14 +49,12 @@ impl TimeProvider for Time {
 
 /// Why there is no listener.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TlsError {
-    /// The authority could not sign it.
     #[error("the controller's own certificate could not be made")]
     Issue(#[from] IssueError),
-    /// What it signed cannot be used.
     #[error("TLS cannot be set up")]
     Setup(#[source] rustls::Error),
-    /// The authority's certificate cannot be trusted.
     #[error("the certificate of the authority cannot be used")]
     Verifier(#[source] rustls::server::VerifierBuilderError),
 }

@@ -38,11 +38,10 @@ pub struct Token {
 
 /// Why a text is no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TokenError {
-    /// It has no prefix of a token.
     #[error("a token begins with `agentd-join-`, and the code of a user with `agentd-login-`")]
     Kind,
-    /// Something of it is missing, or changed.
     #[error("it is not whole: copy all of it, and nothing else")]
     Torn,
 }

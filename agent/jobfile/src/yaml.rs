@@ -158,11 +158,10 @@ pub struct Written {
 
 /// Why a text is not plain YAML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum NotPlain {
-    /// It is no YAML.
     #[error(transparent)]
     Syntax(At),
-    /// It is YAML, but has more than plain values.
     #[error(transparent)]
     Fancy(At),
 }

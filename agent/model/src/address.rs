@@ -26,17 +26,14 @@ pub enum Address {
 
 /// Why a text is no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum AddressError {
-    /// It has no prefix of a known kind.
     #[error("an address begins with `unix:` or `https://`")]
     Kind,
-    /// Its reader may be in another directory.
     #[error("a socket's path is absolute")]
     Relative,
-    /// No system takes it.
     #[error("a socket's path has at most {MAX_SOCKET_PATH} bytes")]
     Long,
-    /// An address on another machine is a name and a port, and nothing else.
     #[error("an address elsewhere is written `https://HOST:PORT`")]
     Place,
 }

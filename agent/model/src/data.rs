@@ -50,20 +50,16 @@ pub enum DataUri {
 
 /// Why a text is no address of data that is fetched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum DataUriError {
-    /// There is no such scheme.
     #[error("data is not fetched by `{0}:`")]
     Scheme(String),
-    /// It names something that only the cloud's workspace knows.
     #[error("{0}, which only a workspace of the cloud knows")]
     Workspace(&'static str),
-    /// It is cut short.
     #[error("it does not say {0}")]
     Incomplete(&'static str),
-    /// It holds credentials.
     #[error("it holds credentials, which would be kept in the records of the job")]
     Credentials,
-    /// Its path leads elsewhere, or cannot be a path.
     #[error("its path has a part `{0}`")]
     Path(String),
 }

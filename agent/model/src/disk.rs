@@ -71,8 +71,8 @@ impl Watermarks {
 
 /// There is too little room to begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum Shortfall {
-    /// Of bytes.
     #[error("{} are free and {} must stay free", size::binary(*.free), size::binary(*.reserve))]
     Bytes {
         /// Bytes free.
@@ -80,7 +80,6 @@ pub enum Shortfall {
         /// Bytes that must stay free.
         reserve: u64,
     },
-    /// Of inodes.
     #[error("only {} can still be made (`df -i`), too few for a job", count(*.left, "file"))]
     Files {
         /// Files that can still be made.

@@ -54,22 +54,14 @@ pub fn finding(look: &Look) -> Finding {
 
 /// Why a printed text is not a look.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ParseError {
-    /// It is far longer than a look can be.
     #[error("what was said of the GPUs has {bytes} bytes, more than {LONGEST}")]
-    TooLong {
-        /// How long it is.
-        bytes: usize,
-    },
-    /// It is not the JSON of a look.
+    TooLong { bytes: usize },
     #[error("what was said of the GPUs cannot be read")]
     Garbled(#[from] serde_json::Error),
-    /// It contradicts itself, or contains what no look contains.
     #[error("what was said of the GPUs cannot be true: {what}")]
-    Unsound {
-        /// What is wrong with it.
-        what: String,
-    },
+    Unsound { what: String },
 }
 
 /// Parses the output of a process that called [`look`]: one line of JSON.

@@ -104,69 +104,22 @@ pub enum MachineState {
 /// Why a provider did not do what was asked. After each of these the machine may still be there, or come yet: only a
 /// list tells. The text has the provider's own words.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ProviderError {
-    /// There are no more machines for now: a limit of an account, or the other side has none left.
     #[error("{provider} has no machine to give: {said}")]
-    Quota {
-        /// The provider.
-        provider: String,
-        /// Its words.
-        said: String,
-    },
-    /// It may work later.
+    Quota { provider: String, said: String },
     #[error("{provider} failed: {said}")]
-    Temporary {
-        /// The provider.
-        provider: String,
-        /// Its words.
-        said: String,
-    },
-    /// It will not work until somebody changes something.
+    Temporary { provider: String, said: String },
     #[error("{provider} refused: {said}")]
-    Permanent {
-        /// The provider.
-        provider: String,
-        /// Its words.
-        said: String,
-    },
-    /// It did not answer in time and was killed.
+    Permanent { provider: String, said: String },
     #[error("{provider} did not answer within {}{}", words::duration(*after), followed(said))]
-    Late {
-        /// The provider.
-        provider: String,
-        /// How long it had.
-        after: Duration,
-        /// Its words until then.
-        said: String,
-    },
-    /// It ended well, and its answer is not what was agreed.
+    Late { provider: String, after: Duration, said: String },
     #[error("the answer of {provider} is not understood: {what}{}", followed(said))]
-    NotUnderstood {
-        /// The provider.
-        provider: String,
-        /// What is wrong with the answer.
-        what: String,
-        /// Its words.
-        said: String,
-    },
-    /// The program cannot be started.
+    NotUnderstood { provider: String, what: String, said: String },
     #[error("{provider} cannot be asked: {} does not start: {why}", program.display())]
-    NotThere {
-        /// The provider.
-        provider: String,
-        /// The program.
-        program: PathBuf,
-        /// What the system says.
-        why: String,
-    },
-    /// What is asked breaks a rule of the interface, and the program was not started.
+    NotThere { provider: String, program: PathBuf, why: String },
     #[error("{provider} was not asked: {what}")]
-    BadRequest {
-        /// The provider.
-        provider: String,
-        /// The rule.
-        what: String,
-    },
+    BadRequest { provider: String, what: String },
 }
 
 /// Words behind something else, if there are any.

@@ -66,43 +66,30 @@ pub struct DataSource {
 
 /// Why data cannot be had.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum DataError {
-    /// The program that fetches is not installed.
     #[error("the program that fetches and sends data is missing: {}", looked.display())]
-    ProgramMissing {
-        /// Where it was looked for.
-        looked: PathBuf,
-    },
-    /// It does not exist.
+    ProgramMissing { looked: PathBuf },
     #[error("{0}")]
     Absent(String),
-    /// The server does not let us in.
     #[error("{0}")]
     Denied(String),
-    /// The server will never give it like this.
     #[error("{0}")]
     Refused(String),
-    /// The network, or the server, does not work; it may work later.
     #[error("{0}")]
     Unreachable(String),
-    /// What arrived is not what was announced.
     #[error("{0}")]
     Damaged(String),
-    /// There is no room for it.
     #[error("{0}")]
     NoRoom(String),
-    /// A file of this machine.
     #[error("could not {doing} {}", path.display())]
     File {
-        /// What was tried.
         doing: &'static str,
         /// With what.
         path: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// Anything else.
     #[error("{0}")]
     Failed(String),
 }

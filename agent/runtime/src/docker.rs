@@ -51,41 +51,21 @@ pub struct Image {
 
 /// Why the engine did not do what it was asked.
 #[derive(Debug, Clone, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum DockerError {
-    /// Nobody listens at the socket, or this user may not ask.
     #[error("no container engine answers at {}: {detail}", socket.display())]
-    Absent {
-        /// The socket.
-        socket: PathBuf,
-        /// The error of the system.
-        detail: String,
-    },
-    /// It did not answer in time, so nothing is known.
+    Absent { socket: PathBuf, detail: String },
     #[error("the container engine did not answer within {after:?} when asked to {step}")]
-    Silent {
-        /// What was asked.
-        step: &'static str,
-        /// The deadline.
-        after: Duration,
-    },
-    /// It answered that it refuses.
+    Silent { step: &'static str, after: Duration },
     #[error("the container engine refused to {step}: {message}")]
     Refused {
-        /// What was asked.
         step: &'static str,
         /// The status of its answer, as in HTTP; 0 when it failed midway.
         status: u16,
-        /// Its message.
         message: String,
     },
-    /// The connection broke.
     #[error("the conversation with the container engine broke when asked to {step}: {detail}")]
-    Broken {
-        /// What was asked.
-        step: &'static str,
-        /// The error.
-        detail: String,
-    },
+    Broken { step: &'static str, detail: String },
 }
 
 impl DockerError {

@@ -130,112 +130,66 @@ pub struct Lost {
 
 /// Why a job could not be started.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum LaunchError {
-    /// What exists already could not be found out.
     #[error("could not look for the job at {}", dir.display())]
     Look {
-        /// The job directory.
         dir: PathBuf,
-        /// The reason.
         #[source]
         source: ReattachError,
     },
-    /// The command was started before, and how it ended is unknown.
     #[error("the job at {} was started before and then lost", dir.display())]
-    Lost {
-        /// The job directory.
-        dir: PathBuf,
-        /// What is known of it.
-        lost: Lost,
-    },
-    /// The old exit record of a shim that never got `go` could not be removed.
+    Lost { dir: PathBuf, lost: Lost },
     #[error("could not remove {}", path.display())]
     Clean {
-        /// The record.
         path: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The launch record could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The shim could not be started.
     #[error("could not start {}", shim.display())]
     Spawn {
-        /// The shim's program.
         shim: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The shim ended before it was ready; its `shim.log` says why.
     #[error("the supervisor of {} ended before it was ready, with {status}: {said}", dir.display())]
-    Refused {
-        /// The job directory.
-        dir: PathBuf,
-        /// How it ended.
-        status: std::process::ExitStatus,
-        /// The last line of its log.
-        said: String,
-    },
-    /// The shim was not ready, or did not answer, in time.
+    Refused { dir: PathBuf, status: std::process::ExitStatus, said: String },
     #[error("the supervisor of {} did not answer for {after:?}", dir.display())]
-    Silent {
-        /// The job directory.
-        dir: PathBuf,
-        /// The deadline.
-        after: Duration,
-    },
-    /// The connection to the shim failed.
+    Silent { dir: PathBuf, after: Duration },
     #[error("could not talk to the supervisor of {}", dir.display())]
     Talk {
-        /// The job directory.
         dir: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The container engine failed.
     #[error(transparent)]
     Engine(#[from] DockerError),
-    /// The image no longer exists.
     #[error("the image `{reference}` is not on this machine any more")]
     ImageGone {
-        /// Its name.
         reference: String,
-        /// The error of the engine.
         #[source]
         source: DockerError,
     },
-    /// A container that is not this job's has the name.
     #[error("a container called `{name}` is there already, and not this job's: {id}")]
     NameTaken {
-        /// The name.
         name: String,
-        /// The engine's ID of that container.
         id: String,
         /// The job directory it belongs to; empty if it is no job's.
         of: String,
     },
-    /// The container's name or ID could not be written down.
     #[error("could not write down which container is that of {}", dir.display())]
     Note {
-        /// The job directory.
         dir: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The shim cannot be run in a container.
     #[error("could not bring the supervisor into a container")]
     Supervisor(#[from] SupervisorError),
-    /// The container ended before the shim in it was ready.
     #[error("the container of {} ended with {status} before its supervisor was ready: {said}", dir.display())]
     Unready {
-        /// The job directory.
         dir: PathBuf,
-        /// How it ended.
         status: i64,
         /// The message of the container or of the engine.
         said: String,
@@ -260,25 +214,19 @@ impl LaunchError {
 
 /// Why it is unknown what became of a job.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ReattachError {
-    /// A record of the job directory is unusable.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// Whether a shim is running cannot be found out.
     #[error("could not look at the job directory {}", dir.display())]
     Look {
-        /// The job directory.
         dir: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// A shim is running but does not answer.
     #[error("the supervisor of {} did not answer for {after:?}", dir.display())]
     Silent {
-        /// The job directory.
         dir: PathBuf,
-        /// The deadline.
         after: Duration,
         /// The last attempt's error, if it failed rather than hang.
         #[source]

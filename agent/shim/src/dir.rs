@@ -55,41 +55,24 @@ pub struct CreateError {
 
 /// Why a record could not be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum RecordError {
-    /// The file is there and cannot be read.
     #[error("could not read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The file does not hold such a record.
     #[error("{} does not hold a valid record", path.display())]
     Parse {
-        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
         #[source]
         source: serde_json::Error,
     },
-    /// The file is not as it was written, or of another job.
     #[error("{} {why}", path.display())]
-    Unproven {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it, for people.
-        why: String,
-    },
-    /// The record was written by a release this one does not understand.
+    Unproven { path: PathBuf, why: String },
     #[error("{} has version {found}; this release understands up to {VERSION}", path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// The version found.
-        found: u32,
-    },
+    Version { path: PathBuf, found: u32 },
 }
 
 impl RecordError {

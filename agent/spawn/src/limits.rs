@@ -48,29 +48,22 @@ pub struct HelperLimits {
 
 /// Why something is not done.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum LimitError {
-    /// A path is outside of the trees.
     #[error("{} is no tree of jobs or environments", _0.display())]
     Path(PathBuf),
-    /// A copy would go into a directory of another user.
     #[error("the copy would go into a directory that is not the daemon's")]
     Destination,
-    /// Jobs may not run as this user.
     #[error("jobs may not run as user {0}")]
     User(u32),
-    /// An owner has no builder, or his caches are not his.
     #[error("`{0}` is no owner of a builder")]
     Owner(String),
-    /// It is not the name of a replica.
     #[error("`{0}` names no replica")]
     Replica(String),
-    /// A process is not one that may be put into a scope.
     #[error("process {0} is no supervisor")]
     Process(i32),
-    /// The target of a kill does not belong to a job.
     #[error("{0} is nothing of a job")]
     Target(String),
-    /// The descriptors sent are not those that the verb needs.
     #[error("the descriptors are not those of the verb")]
     Descriptors,
 }

@@ -54,17 +54,14 @@ pub enum Scope {
 
 /// Why a process is not in a scope.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ScopeError {
-    /// `busctl` could not be run, or the helper could not be asked.
     #[error("systemd could not be asked for a scope")]
     Run(#[from] io::Error),
-    /// systemd refused.
     #[error("systemd made no scope: {0}")]
     Refused(String),
-    /// systemd accepted, but the process was not in the scope in time.
     #[error("systemd did not move the process into its scope for {WITHIN:?}")]
     Slow,
-    /// The process ended before it was in a scope.
     #[error("the process has ended")]
     Gone,
 }

@@ -66,26 +66,16 @@ pub(crate) enum Supply {
 /// Why there is no data for an input.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupplyError {
-    /// The configuration does not say where it is.
     #[error(transparent)]
     Stores(#[from] StoresError),
-    /// It is not at the path that the configuration names.
     #[error("there is nothing at {}", path.display())]
     Nothing {
-        /// The path.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// It is a folder instead of a file, or the other way round.
     #[error("{} is {}", path.display(), if *is_file { "a file" } else { "a folder" })]
-    OtherKind {
-        /// The path.
-        path: PathBuf,
-        /// What is there.
-        is_file: bool,
-    },
-    /// It could not be fetched.
+    OtherKind { path: PathBuf, is_file: bool },
     #[error(transparent)]
     Fetch(#[from] DataError),
 }

@@ -27,32 +27,24 @@ use crate::config::JobUser;
 /// Why a job's files could not be laid out.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
-    /// The code.
     #[error("the code could not be laid out")]
     Code(#[source] MaterializeError),
-    /// An input.
     #[error("the input `{name}` could not be laid out")]
     Input {
-        /// Its name.
         name: String,
         #[source]
         source: MaterializeError,
     },
-    /// An input that was not sent.
     #[error("the input `{name}` could not be laid out")]
     Data {
-        /// Its name.
         name: String,
         #[source]
         source: DataError,
     },
-    /// What an earlier attempt left.
     #[error("the outputs of an earlier attempt could not be laid out")]
     Outputs(#[source] MaterializeError),
-    /// A folder of the job directory.
     #[error("the folder {} could not be prepared", path.display())]
     Folder {
-        /// The folder.
         path: PathBuf,
         #[source]
         source: io::Error,

@@ -141,31 +141,20 @@ impl Record {
 /// Why an operation of the journal failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JournalError {
-    /// The file can neither be opened nor set aside.
     #[error("cannot open the journal {}", path.display())]
     Open {
-        /// The file.
         path: PathBuf,
         #[source]
         source: sqlx::Error,
     },
-    /// A later version of the program wrote it.
     #[error("the journal {} has version {found}; this program knows {VERSION}", path.display())]
-    Newer {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: i64,
-    },
-    /// A damaged file could not be moved out of the way.
+    Newer { path: PathBuf, found: i64 },
     #[error("cannot set the damaged journal {} aside", path.display())]
     SetAside {
-        /// The file.
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    /// A record could not be written.
     #[error("cannot write the journal record of {replica}")]
     Write {
         /// Whose.
@@ -173,7 +162,6 @@ pub(crate) enum JournalError {
         #[source]
         source: sqlx::Error,
     },
-    /// The disk did not take a record.
     #[error("the disk did not take the journal record of {replica}")]
     Disk {
         /// Whose.
@@ -181,7 +169,6 @@ pub(crate) enum JournalError {
         #[source]
         source: io::Error,
     },
-    /// The records could not be read.
     #[error("cannot read the journal")]
     Read(#[source] sqlx::Error),
 }

@@ -22,25 +22,19 @@ use tracing::warn;
 /// Why the outputs could not be stored.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectError {
-    /// They could not be read.
     #[error("the outputs could not be read")]
     Scan(#[source] ScanError),
-    /// They could not be copied before that.
     #[error("the outputs could not be copied")]
     Copy(#[source] io::Error),
-    /// They could not be sent.
     #[error("the outputs could not be sent to the store")]
     Push(#[source] PushError),
-    /// Storing was canceled while they were read or sent.
     #[error("they were being stored")]
     Stopped,
-    /// The wait for them was given up.
     #[error("{why}")]
     GivenUp {
         /// A text for users.
         why: String,
         #[source]
-        /// What they waited for.
         source: Box<CollectError>,
     },
 }

@@ -21,10 +21,8 @@ const ORDER: &str = "order.json";
 /// Why the replicas of this node cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecoverError {
-    /// The journal.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The job directories.
     #[error("cannot look through the job directories")]
     Directories(#[source] io::Error),
 }

@@ -42,11 +42,10 @@ const WAITING: usize = 64;
 
 /// Why the key of tunnels cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TunnelKeyError {
-    /// There are no random numbers.
     #[error("the system gave no random numbers")]
     Chance,
-    /// It cannot be read or written.
     #[error("the key of tunnels cannot be understood")]
     Format(#[source] russh::keys::ssh_key::Error),
 }
@@ -82,32 +81,24 @@ impl TunnelKey {
 
 /// Why a tunnel is not open.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TunnelError {
-    /// Nobody answers there.
     #[error("it does not answer")]
     Unreachable(#[source] io::Error),
-    /// It was not open in time.
     #[error("it was not open within {} s", OPENS.as_secs())]
     Late,
-    /// The recorded key of the host is none.
     #[error("the recorded key of the host cannot be read")]
     Recorded(#[source] russh::keys::ssh_key::Error),
-    /// The host shows another key than the recorded one.
     #[error("the host shows another key than before")]
     KeyChanged,
-    /// The host does not let the controller in.
     #[error("the host does not accept the controller's key; attach it again")]
     Refused,
-    /// The program that the key is for did not start.
     #[error("the host says nothing that can be understood: {0:?}")]
     Odd(String),
-    /// The host's SSH server does not listen for the controller.
     #[error("its SSH server does not listen on port {0} of its loopback: it may not, or the port is in use")]
     NoPort(u16),
-    /// The connection ended.
     #[error("the connection ended")]
     Cut,
-    /// Another error of the protocol.
     #[error("the connection to its SSH server failed")]
     Protocol(#[from] russh::Error),
 }

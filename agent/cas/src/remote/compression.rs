@@ -35,23 +35,14 @@ const SLACK: u64 = 1024 * 1024;
 
 /// Why a compressed form is not that of the blob.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum InflateError {
-    /// The bytes are not what they should be.
     #[error("the compressed bytes are damaged, or need too large a window")]
     Broken(#[source] io::Error),
-    /// It holds more than the blob has.
     #[error("the compressed bytes hold more than {size} bytes")]
-    TooLong {
-        /// The size of the blob.
-        size: u64,
-    },
-    /// It takes far more room than the blob.
+    TooLong { size: u64 },
     #[error("the compressed bytes of {size} bytes do not end")]
-    Endless {
-        /// The size of the blob.
-        size: u64,
-    },
-    /// It ends within a frame.
+    Endless { size: u64 },
     #[error("the compressed bytes end within a frame")]
     Truncated,
 }

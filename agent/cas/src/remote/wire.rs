@@ -70,19 +70,12 @@ pub enum Resource {
 
 /// Why a resource name cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ResourceError {
-    /// It asks for an unsupported compression.
     #[error("the resource `{name}` is compressed in a way that is not zstd")]
-    Compressor {
-        /// The name.
-        name: String,
-    },
-    /// It names no blob.
+    Compressor { name: String },
     #[error("`{name}` is no resource of this store")]
-    Malformed {
-        /// The name.
-        name: String,
-    },
+    Malformed { name: String },
 }
 
 impl Resource {

@@ -25,44 +25,27 @@ use crate::{Hasher, holes};
 
 /// Why a tree could not be written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum MaterializeError {
-    /// The tree itself cannot be used.
     #[error("the snapshot cannot be used")]
     Tree(#[source] TreeError),
-    /// The tree does not have a part that is wanted.
     #[error("there is no {path} in it")]
-    NoSuchPart {
-        /// The part, as it was named.
-        path: String,
-    },
-    /// There is something at the destination.
+    NoSuchPart { path: String },
     #[error("{path} exists and is not an empty directory")]
-    Exists {
-        /// The destination.
-        path: PathBuf,
-    },
-    /// The destination is not a place for a directory.
+    Exists { path: PathBuf },
     #[error("{path} does not name a directory to be made")]
-    Destination {
-        /// The destination.
-        path: PathBuf,
-    },
-    /// The content of a file could not be read.
+    Destination { path: PathBuf },
     #[error("cannot read the content of {path}")]
     Read {
         /// The file, relative to the destination.
         path: String,
         #[source]
-        /// The store's error.
         source: ReadError,
     },
-    /// A file, directory or link could not be written.
     #[error("cannot write {path}")]
     Write {
-        /// The file, directory or link.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: io::Error,
     },
 }

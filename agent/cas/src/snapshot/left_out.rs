@@ -82,60 +82,41 @@ impl Unread {
 
 /// Why a directory could not become a snapshot.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ScanError {
-    /// A directory could not be listed.
     #[error("cannot read the directory {path}")]
     Directory {
-        /// The directory.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: io::Error,
     },
-    /// A file could not be read.
     #[error("cannot read {path}")]
     Read {
-        /// The file.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: io::Error,
     },
-    /// A file changed each time it was read.
     #[error("{path} changes while it is read")]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Directories are nested too deep.
+    Changed { path: PathBuf },
     #[error("{path} is more than {limit} directories deep")]
     TooDeep {
-        /// The directory.
         path: PathBuf,
         /// The limit.
         limit: usize,
     },
-    /// No node would lay it out again.
     #[error("{path} is more than a snapshot may hold")]
     TooLarge {
         /// The directory at which that was found.
         path: PathBuf,
         #[source]
-        /// What there is too much of.
         source: TreeError,
     },
-    /// A file is longer than its disk, so nearly all of it is a hole, or it is another user's.
     #[error("{} {}", .0.path.display(), .0.why)]
     Unfit(Unread),
-    /// The caller does not want it any more.
     #[error("the reading was ended")]
     Stopped,
-    /// A path is not that of a file with a plain name.
     #[error("{path} is not a file with a UTF-8 name")]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
 }
 
 /// It cannot be read, now or later, until its owner changes that.

@@ -47,25 +47,18 @@ const SETTLING: Duration = Duration::from_secs(2);
 
 /// Why a prestaged tree could not be made or used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum PrestageError {
-    /// It could not be written.
     #[error("the prestaged could not be laid out")]
     Lay(#[source] MaterializeError),
-    /// Something in it could not be read, or it could not be moved or removed.
     #[error("cannot work on {path}")]
     Disk {
-        /// The file, directory or link.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: io::Error,
     },
-    /// Something in it is not as it was made.
     #[error("somebody changed {path}")]
-    Touched {
-        /// The directory that contains it.
-        path: PathBuf,
-    },
+    Touched { path: PathBuf },
 }
 
 /// A tree that was laid out for a future job.

@@ -67,38 +67,26 @@ pub struct Pushed {
 
 /// Why a snapshot could not be sent.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum PushError {
-    /// The store cannot report what it lacks.
     #[error("cannot ask the store what it lacks")]
     Missing(#[source] MissingError),
-    /// A file is no longer what was scanned.
     #[error("{path} has changed since it was scanned")]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A file could not be read again.
+    Changed { path: PathBuf },
     #[error("cannot read {path}")]
     Read {
-        /// The file.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: std::io::Error,
     },
-    /// The store does not take the content of a file.
     #[error("cannot send {path}")]
     File {
-        /// The file.
         path: PathBuf,
         #[source]
-        /// The store's error.
         source: WriteError,
     },
-    /// The store does not take a directory.
     #[error("cannot send the directory listings")]
     Directory(#[source] WriteError),
-    /// The store took everything, and does not have all of it.
     #[error("the store does not keep what it takes")]
     Unkept(#[source] WriteError),
 }

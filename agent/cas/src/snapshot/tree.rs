@@ -33,90 +33,60 @@ const READS: usize = 4;
 
 /// Why a tree cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TreeError {
-    /// One of its directories could not be read.
     #[error("cannot read a directory of the tree")]
     Read(#[source] ReadError),
-    /// A directory is larger than any real one.
     #[error("directory {directory} has more than {limit} bytes")]
     TooLarge {
-        /// The directory.
         directory: Digest,
         /// The limit, in bytes.
         limit: u64,
     },
-    /// A directory has an entry that is larger than any real one.
     #[error("an entry of directory {directory} has more than {limit} bytes")]
     LargeEntry {
-        /// The directory.
         directory: Digest,
         /// The limit, in bytes.
         limit: usize,
     },
-    /// A directory is no `Directory` message.
     #[error("directory {directory} cannot be decoded")]
     Malformed {
-        /// The directory.
         directory: Digest,
         #[source]
-        /// What is wrong with it.
         source: prost::DecodeError,
     },
-    /// A directory is not in the one form it may have: unsorted, a name twice, or unknown fields.
     #[error("directory {directory} is not in canonical form")]
-    NotCanonical {
-        /// The directory.
-        directory: Digest,
-    },
-    /// A name is not the name of a file.
+    NotCanonical { directory: Digest },
     #[error("directory {directory} holds a file with the name {name:?}")]
-    Name {
-        /// The directory.
-        directory: Digest,
-        /// The name.
-        name: String,
-    },
-    /// A file or directory is named without a usable digest.
+    Name { directory: Digest, name: String },
     #[error("directory {directory} says nothing of the content of {name:?}")]
     Content {
-        /// The directory.
         directory: Digest,
         /// The name of the file or directory in it.
         name: String,
     },
-    /// A symbolic link leads out of the tree, or may.
     #[error("the link {path} points to {target:?}, outside the tree")]
-    Link {
-        /// The link.
-        path: String,
-        /// Where it points.
-        target: String,
-    },
-    /// The directories together need too much memory.
+    Link { path: String, target: String },
     #[error("the directories of the tree take more than {limit} bytes")]
     TooHeavy {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// A path is longer than the system takes.
     #[error("the tree has a path of more than {limit} bytes")]
     PathTooLong {
         /// The limit, in bytes.
         limit: usize,
     },
-    /// Directories are nested too deep.
     #[error("the tree is more than {limit} directories deep")]
     TooDeep {
         /// The limit.
         limit: usize,
     },
-    /// There are too many directories.
     #[error("the tree has more than {limit} directories")]
     TooManyDirectories {
         /// The limit.
         limit: u64,
     },
-    /// There are too many files.
     #[error("the tree has more than {limit} files")]
     TooManyFiles {
         /// The limit.

@@ -99,31 +99,22 @@ enum BlobState {
 
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum OpenError {
-    /// A directory could not be made or entered.
     #[error("cannot open the store directory {path}")]
     Directory {
-        /// The directory.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: io::Error,
     },
-    /// What a crash left behind could not be removed.
     #[error("cannot remove unfinished files in {path}")]
     Clean {
-        /// The directory that holds them.
         path: PathBuf,
         #[source]
-        /// The system's error.
         source: io::Error,
     },
-    /// Somebody else has it open.
     #[error("another process uses the store directory {path}")]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
 }
 
 impl Disk {

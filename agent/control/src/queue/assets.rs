@@ -43,11 +43,7 @@ pub(crate) enum AssetError {
     #[error("you have {MOST} versions of data already")]
     Many,
     #[error("there is no `{asked}`")]
-    Unknown {
-        asked: String,
-        /// What there is of that name.
-        known: Vec<String>,
-    },
+    Unknown { asked: String, known: Vec<String> },
     #[error("`{input}` is one file, and `{reference}` is a folder")]
     Folder { input: String, reference: String },
     #[error(transparent)]

@@ -45,53 +45,18 @@ const SUSPECT: &str = ".suspect";
 
 /// Why the controller's database cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum OpenStoreError {
-    /// The file cannot be opened as a database.
     #[error("cannot open the controller's database {}", path.display())]
-    File {
-        /// The database.
-        path: PathBuf,
-        /// What SQLite said.
-        source: sqlx::Error,
-    },
-    /// A file beside it cannot be used.
+    File { path: PathBuf, source: sqlx::Error },
     #[error("cannot use {}", path.display())]
-    Beside {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// It is damaged, and no new one could be made from it.
+    Beside { path: PathBuf, source: io::Error },
     #[error("the controller's database {} is damaged ({problem}) and could not be salvaged", path.display())]
-    Damaged {
-        /// The database.
-        path: PathBuf,
-        /// The first thing found.
-        problem: String,
-        /// Why.
-        source: Option<Box<dyn std::error::Error + Send + Sync>>,
-    },
-    /// A later version of the program wrote it.
+    Damaged { path: PathBuf, problem: String, source: Option<Box<dyn std::error::Error + Send + Sync>> },
     #[error("the controller's database {} has version {found}; this program knows {known}", path.display())]
-    Newer {
-        /// The database.
-        path: PathBuf,
-        /// Its version.
-        found: usize,
-        /// The highest version known here.
-        known: usize,
-    },
-    /// The schema could not be brought up to date.
+    Newer { path: PathBuf, found: usize, known: usize },
     #[error("cannot bring the controller's database {} to version {version}", path.display())]
-    Upgrade {
-        /// The database.
-        path: PathBuf,
-        /// The version that was being made.
-        version: usize,
-        /// What SQLite said.
-        source: sqlx::Error,
-    },
+    Upgrade { path: PathBuf, version: usize, source: sqlx::Error },
 }
 
 /// What was repaired in a damaged or old database.

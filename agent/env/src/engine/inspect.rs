@@ -21,34 +21,24 @@ use super::tree::{self, EntryKind, OpenTree, PlainPath};
 /// Why a package is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PackageRefused {
-    /// Its name, version or build is no valid file name.
     #[error("its {part} `{text}` is no name for a file")]
     Name { part: &'static str, text: String },
-    /// A listed path leads out of it.
     #[error("it lists `{0}`, which lies outside of the environment")]
     Path(PathBuf),
-    /// A link leads out of it.
     #[error("its link `{link}` leads to `{target}`, outside of the environment")]
     Link { link: PathBuf, target: PathBuf },
-    /// What is listed as a file is a link, or lies behind one.
     #[error("it lists `{0}` as a file, which is a link or lies behind one")]
     Behind(PathBuf),
-    /// A file has another name outside of the package.
     #[error("its file `{0}` is also a file outside of it")]
     Shared(PathBuf),
-    /// A file of it lies outside, by its name or through a link.
     #[error("a file of it lies outside of the environment")]
     Escape,
-    /// Its description of entry points cannot be read.
     #[error("it asks for programs in a way that cannot be followed: {0}")]
     EntryPoints(String),
-    /// Something that is no file, directory or link.
     #[error("`{0}` is a device, a pipe or a socket")]
     Special(PathBuf),
-    /// It unpacks to far more than its size allows.
     #[error("it unpacks to more than {}, which is out of proportion to its {}", decimal(*.limit), decimal(*.size))]
     Bomb { limit: u64, size: u64 },
-    /// It cannot be read.
     #[error("it cannot be read: {0}")]
     Unreadable(#[from] io::Error),
 }

@@ -38,19 +38,14 @@ const MOST_REDIRECTS: usize = 10;
 /// What is wrong with an answer, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
-    /// The status is an error.
     #[error("{host} answered {status} for {}", plainly(path))]
     Status { status: u16, host: String, path: String, known: bool },
-    /// A web page, which is never what was requested.
     #[error("{host} answered with a web page instead of {}", plainly(path))]
     WebPage { host: String, path: String },
-    /// Endless redirects.
     #[error("{host} redirects requests for {} in a circle", plainly(path))]
     Circle { host: String, path: String },
-    /// No data for too long.
     #[error("{host} stopped sending {}", plainly(path))]
     Stalled { host: String, path: String },
-    /// No connection, or it was lost.
     #[error("cannot fetch {} from {host}: {why}", plainly(path))]
     Broken { host: String, path: String, why: String },
 }

@@ -47,13 +47,10 @@ pub(crate) struct ListedFile {
 /// Why a description is not usable.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Undescribed {
-    /// A listed path leads out of the environment, or to where only the engine writes.
     #[error("it lists `{0}`, which lies outside of the environment")]
     Path(PathBuf),
-    /// The description of entry points.
     #[error("it asks for programs in a way that cannot be followed: {0}")]
     EntryPoints(io::Error),
-    /// Something else.
     #[error(transparent)]
     Unreadable(#[from] io::Error),
 }

@@ -59,23 +59,18 @@ pub struct DataOutput {
 
 /// Why a text is no address that an output can be sent to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum DataOutputError {
-    /// It is no address of data.
     #[error(transparent)]
     Address(#[from] DataUriError),
-    /// It is no address at all.
     #[error("it is no address of a data store")]
     Local,
-    /// A web server takes no files in a way that all of them understand.
     #[error("a web server takes no files")]
     Web,
-    /// A name stands for data that exists.
     #[error("a name stands for data that is there already")]
     Name,
-    /// An expression that means nothing in an address.
     #[error("`${{{{{0}}}}}` means nothing there")]
     Expression(String),
-    /// It names a folder where it must name a file.
     #[error("it names no file")]
     NoFile,
 }

@@ -22,29 +22,22 @@ const MAX_INDEX: u32 = 999_999;
 
 /// Why a text names no array.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ArrayError {
-    /// Something is no index, range or step.
     #[error("`{0}` is neither an index nor a range of them")]
     Item(String),
-    /// An index is too high.
     #[error("{0} is too high for an index: the highest is {MAX_INDEX}")]
     High(u64),
-    /// A range ends before it begins.
     #[error("`{0}` ends before it begins")]
     Backwards(String),
-    /// A step of 0.
     #[error("`{0}` has a step of 0")]
     Step(String),
-    /// An index is named twice.
     #[error("index {0} is named twice")]
     Twice(u32),
-    /// No index at all.
     #[error("it names no index")]
     Empty,
-    /// Too many of them.
     #[error("it names {0} indices: one submission takes at most {MAX_TASKS}")]
     Many(u64),
-    /// What follows `%` is no number of tasks.
     #[error("`%{0}` is not how many may run at a time")]
     AtOnce(String),
 }

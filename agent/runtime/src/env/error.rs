@@ -24,245 +24,140 @@ pub struct OpenEnvError {
 
 /// Why an environment could not be provided. All waiters of a build get the same error.
 #[derive(Debug, Clone, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum AcquireError {
-    /// This version cannot build it.
     #[error("environments of the kind `{kind}` are not made on this node")]
     Unsupported {
         /// See [`EnvSpec::kind`](agent_model::EnvSpec::kind).
         kind: &'static str,
     },
-    /// The node has no such interpreter.
     #[error("there is no Python called `{name}`")]
     PythonMissing {
         /// The name or path in the specification.
         name: String,
     },
-    /// The interpreter exists, but does not work.
     #[error("the Python at {} does not work: {detail}", path.display())]
-    PythonUnusable {
-        /// Where it was found.
-        path: PathBuf,
-        /// Its output.
-        detail: String,
-    },
-    /// The interpreter cannot make virtual environments.
+    PythonUnusable { path: PathBuf, detail: String },
     #[error("the Python at {} cannot make virtual environments", python.display())]
     VenvMissing {
-        /// The interpreter.
         python: PathBuf,
         /// The package of Debian and Ubuntu that contains the missing part, for example `python3.10-venv`.
         package: String,
     },
-    /// No package satisfies a requirement.
     #[error("no package satisfies `{requirement}`: {detail}")]
     Unsatisfied {
         /// The requirement, or the requirements that exclude each other.
         requirement: String,
-        /// The installer's message.
         detail: String,
     },
-    /// The package index cannot be reached.
     #[error("the package index cannot be reached: {detail}")]
-    Network {
-        /// The installer's message.
-        detail: String,
-    },
-    /// The program that makes conda environments is not installed.
+    Network { detail: String },
     #[error("the conda engine `agent-env` is not installed on this node")]
-    EngineMissing {
-        /// Where it was looked for.
-        looked: Option<PathBuf>,
-    },
-    /// No choice of packages satisfies the user's file.
+    EngineMissing { looked: Option<PathBuf> },
     #[error("{}{detail}", at_of(at))]
     Unsolvable {
         /// The lines that caused it, for example ``conda.yml, line 7: `numpy=99` ``; empty when none is known.
         at: Vec<String>,
-        /// The solver's message.
         detail: String,
         /// What to do about it, if there is something specific.
         hint: Option<String>,
     },
-    /// The user's file cannot be understood, or asks for a package that must not be installed.
     #[error("{}{detail}", at_of(at))]
     Refused {
         /// The lines that caused it; empty when none is known.
         at: Vec<String>,
-        /// Why.
         detail: String,
         /// What to do about it, if there is something specific.
         hint: Option<String>,
     },
-    /// Choosing packages took too long.
     #[error("choosing packages took too long: {detail}")]
-    TooLong {
-        /// The solver's message.
-        detail: String,
-    },
-    /// A server wants other credentials.
+    TooLong { detail: String },
     #[error("a server refused the packages: {detail}")]
-    Denied {
-        /// The engine's message.
-        detail: String,
-    },
-    /// The data received is not the data announced.
+    Denied { detail: String },
     #[error("a package is damaged: {detail}")]
-    Damaged {
-        /// The engine's message.
-        detail: String,
-    },
-    /// The interpreter of the host lacks packages that the job lists.
+    Damaged { detail: String },
     #[error("the Python at {} lacks {}", python.display(), missing.join(", "))]
     Lacks {
-        /// The interpreter.
         python: PathBuf,
         /// What is missing or has another version, for example `scipy>=1.9 (1.8.0 is installed)`.
         missing: Vec<String>,
     },
-    /// A named environment is not defined on this node.
     #[error("the environment `{reference}` is not defined on this node")]
     NameUnknown {
         /// As written.
         reference: String,
-        /// The names that are defined.
         known: Vec<String>,
     },
-    /// The container engine did not answer, or broke off: nothing is known, and a later try may help.
     #[error("{0}")]
     Engine(DockerError),
-    /// The container engine broke off its work, again and again.
     #[error("the container engine broke it off {times} times without getting further: {error}")]
-    BrokenOff {
-        /// The last error.
-        error: DockerError,
-        /// How many steps or layers were done.
-        done: u64,
-        /// How often it got no further.
-        times: u32,
-    },
-    /// A registry has no such image, or refuses it to us.
+    BrokenOff { error: DockerError, done: u64, times: u32 },
     #[error("the image `{image}` is not to be had from {registry}: {detail}")]
     ImageMissing {
-        /// Its name.
         image: String,
-        /// The host that was asked.
         registry: String,
         /// It wants other credentials, as far as known; a registry may hide this for an image that it conceals.
         denied: bool,
-        /// Its message.
         detail: String,
     },
-    /// A registry cannot be reached, or stopped sending.
     #[error("the registry {registry} cannot be used: {detail}")]
-    Registry {
-        /// The host.
-        registry: String,
-        /// The engine's message.
-        detail: String,
-    },
-    /// An image could not be built.
+    Registry { registry: String, detail: String },
     #[error("{step} failed: {detail}{}", lines_of(tail))]
     ImageBuild {
         /// The step of the Dockerfile, for example ``step 2 of 5, `RUN make` ``.
         step: String,
-        /// The engine's message.
         detail: String,
-        /// The last lines it printed.
         tail: Vec<String>,
     },
-    /// The image is for another platform.
     #[error("the image `{image}` is for {has}, and this node is {node}")]
     WrongPlatform {
-        /// Its name.
         image: String,
         /// For example `linux/arm64`.
         has: String,
-        /// The same of this machine.
         node: String,
     },
-    /// No conda environment of this machine works in the image.
     #[error("the image `{image}` cannot carry a conda environment: {why}")]
-    CannotCarry {
-        /// Its name.
-        image: String,
-        /// Why not.
-        why: String,
-    },
-    /// The image is for machines with GPUs.
+    CannotCarry { image: String, why: String },
     #[error("the image `{image}` cannot be used: {why}")]
-    NeedsGpu {
-        /// Its name.
-        image: String,
-        /// Why not.
-        why: String,
-    },
-    /// A builder was killed because it used too much memory.
+    NeedsGpu { image: String, why: String },
     #[error("the builder was ended at its memory limit of {}: {step}", size::binary(*limit))]
     OutOfMemory {
-        /// What the command was to do.
         step: &'static str,
         /// The limit, in bytes.
         limit: u64,
     },
-    /// The disk is full.
     #[error("no space is left for {}", path.display())]
     DiskFull {
         /// The file or directory that was written.
         path: PathBuf,
     },
-    /// A command of the builder printed nothing for too long and was killed.
     #[error("{step} was given up after {} s of silence", after.as_secs())]
     Stalled {
-        /// What the command was to do.
         step: &'static str,
         /// The longest silence allowed.
         after: Duration,
     },
-    /// A command was killed from outside, time and again.
     #[error("{step} was killed by {}{}", signal_name(*signal), if *starved { STARVED } else { "" })]
     Killed {
-        /// What the command was to do.
         step: &'static str,
-        /// The signal.
         signal: i32,
         /// Meanwhile the kernel killed processes for lack of memory.
         starved: bool,
     },
-    /// A command of the builder failed for a reason of its own.
     #[error("{step} failed: {detail}")]
-    Failed {
-        /// What the command was to do.
-        step: &'static str,
-        /// The last lines of its output.
-        detail: String,
-    },
-    /// A command of the builder could not be run.
+    Failed { step: &'static str, detail: String },
     #[error("{step} could not be run")]
     Command {
-        /// What the command was to do.
         step: &'static str,
-        /// Why not.
         #[source]
         source: Arc<CommandError>,
     },
-    /// It failed a while ago, and was not tried again since.
     #[error("{error}")]
-    Remembered {
-        /// The error of that time.
-        error: Box<AcquireError>,
-        /// How long ago.
-        ago: Duration,
-        /// How long until it is tried again.
-        left: Duration,
-    },
-    /// An operation on files failed.
+    Remembered { error: Box<AcquireError>, ago: Duration, left: Duration },
     #[error("could not {what} {}", path.display())]
     Io {
-        /// The operation.
         what: &'static str,
-        /// The file or directory.
         path: PathBuf,
-        /// The error of the system.
         #[source]
         source: Arc<io::Error>,
     },

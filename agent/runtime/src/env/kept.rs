@@ -50,27 +50,19 @@ impl Kept {
 
 /// Why an environment was not removed, or its pin not changed.
 #[derive(Debug, Clone, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum RemoveError {
-    /// There is none with this key.
     #[error("there is no environment `{key}`")]
-    Unknown {
-        /// The key.
-        key: String,
-    },
-    /// Jobs use it, or it is being built.
+    Unknown { key: String },
     #[error("the environment `{key}` is in use ({})", count((*uses).into(), "job"))]
     InUse {
-        /// The key.
         key: String,
         /// How many leases there are; 0 when another process, or a builder, has it.
         uses: u32,
     },
-    /// An operation on files failed.
     #[error("could not change {}", path.display())]
     Io {
-        /// The file or directory.
         path: PathBuf,
-        /// The error of the system.
         #[source]
         source: Arc<io::Error>,
     },

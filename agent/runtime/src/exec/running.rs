@@ -34,16 +34,13 @@ pub struct Running {
 
 /// Why a job could not be stopped.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum StopError {
-    /// Whether a shim is running could not be found out.
     #[error(transparent)]
     Look(#[from] ReattachError),
-    /// The shim did not accept it.
     #[error("could not tell the supervisor of {} to stop the job", dir.display())]
     Talk {
-        /// The job directory.
         dir: PathBuf,
-        /// The error.
         #[source]
         source: io::Error,
     },
@@ -51,32 +48,17 @@ pub enum StopError {
 
 /// Why the lease of a job could not be renewed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum RenewError {
-    /// Whether a shim is running could not be found out.
     #[error(transparent)]
     Look(#[from] ReattachError),
-    /// The shim is of an earlier release: only the daemon can end this job when its lease is over.
     #[error("the supervisor of {} has version {version}, which knows no leases", dir.display())]
-    Unsupported {
-        /// The job directory.
-        dir: PathBuf,
-        /// The version it speaks.
-        version: u32,
-    },
-    /// The shim refuses: the job has no lease, or is being ended.
+    Unsupported { dir: PathBuf, version: u32 },
     #[error("the supervisor of {} refuses: {why}", dir.display())]
-    Refused {
-        /// The job directory.
-        dir: PathBuf,
-        /// The reason.
-        why: String,
-    },
-    /// The shim did not accept it.
+    Refused { dir: PathBuf, why: String },
     #[error("could not renew the lease with the supervisor of {}", dir.display())]
     Talk {
-        /// The job directory.
         dir: PathBuf,
-        /// The error.
         #[source]
         source: io::Error,
     },
@@ -84,16 +66,10 @@ pub enum RenewError {
 
 /// Why it is not known how a job ended.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum WaitError {
-    /// Its supervisor is gone and left no record. The job's remaining processes have been killed.
     #[error("the supervisor of {} is gone and left no record", dir.display())]
-    Lost {
-        /// The job directory.
-        dir: PathBuf,
-        /// What is known.
-        lost: Lost,
-    },
-    /// The job directory cannot be read.
+    Lost { dir: PathBuf, lost: Lost },
     #[error(transparent)]
     Look(#[from] ReattachError),
 }

@@ -18,25 +18,17 @@ use super::connection::{JobTrace, look};
 
 /// Why a session could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum SessionError {
-    /// Whether the job runs could not be found out.
     #[error(transparent)]
     Look(#[from] ReattachError),
-    /// It does not run.
     #[error("the job does not run any more")]
     Over,
-    /// Its supervisor refuses, or is of a release without sessions.
     #[error("its supervisor refuses: {why}")]
-    Refused {
-        /// The reason.
-        why: String,
-    },
-    /// The connection to the supervisor failed.
+    Refused { why: String },
     #[error("could not talk to the supervisor of {}", dir.display())]
     Talk {
-        /// The job directory.
         dir: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },

@@ -68,62 +68,29 @@ pub(crate) enum DataPlace {
 /// Why the place of an address is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoresError {
-    /// The store is not in the file.
     #[error("no data store `{name}` is configured in {}; configured are: {}", file.display(), listed(known))]
     Unknown {
-        /// Its name.
         name: String,
         /// Those that are.
         known: Vec<String>,
-        /// The file.
         file: PathBuf,
     },
-    /// A name is not in the file.
     #[error("{} does not say under `data_map` what `{name}` is", file.display())]
-    UnknownName {
-        /// The name.
-        name: String,
-        /// The file.
-        file: PathBuf,
-    },
-    /// The store takes no outputs.
+    UnknownName { name: String, file: PathBuf },
     #[error("{} does not say that the data store `{name}` is `writable`", file.display())]
-    ReadOnly {
-        /// Its name.
-        name: String,
-        /// The file.
-        file: PathBuf,
-    },
-    /// No store that takes outputs is at the address.
+    ReadOnly { name: String, file: PathBuf },
     #[error("{} has no data store for {url} that is `writable`", file.display())]
-    NoStore {
-        /// The address.
-        url: String,
-        /// The file.
-        file: PathBuf,
-    },
-    /// The file is not understood.
+    NoStore { url: String, file: PathBuf },
     #[error("{}: {at}", file.display())]
-    Form {
-        /// The file.
-        file: PathBuf,
-        /// The mistake.
-        at: At,
-    },
-    /// The file, or one that it names, cannot be read.
+    Form { file: PathBuf, at: At },
     #[error("{} cannot be read", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// Everybody could read credentials.
     #[error("{} holds settings of a store, and everybody may read it", file.display())]
-    Open {
-        /// The file.
-        file: PathBuf,
-    },
+    Open { file: PathBuf },
 }
 
 fn listed(known: &[String]) -> String {

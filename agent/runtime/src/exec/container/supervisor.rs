@@ -24,34 +24,21 @@ pub(super) const DOOR_INSIDE: &str = "/.agentd/door";
 
 /// Why the shim cannot be run in a container.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum SupervisorError {
-    /// Its program cannot be read.
     #[error("could not read {}", path.display())]
     Read {
-        /// The program.
         path: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// It is linked dynamically, so it would run with libraries of the image.
     #[error("{} is not linked statically: build it in the repository, where cargo is told so", path.display())]
-    Dynamic {
-        /// The program.
-        path: PathBuf,
-    },
-    /// The container would see the whole directory.
+    Dynamic { path: PathBuf },
     #[error("an earlier release made {} and nothing was started there: the job needs another try", dir.display())]
-    Former {
-        /// The job directory.
-        dir: PathBuf,
-    },
-    /// The directory cannot be passed to it.
+    Former { dir: PathBuf },
     #[error("could not open {} to it", dir.display())]
     Door {
-        /// The job directory.
         dir: PathBuf,
-        /// The error of the system.
         #[source]
         source: io::Error,
     },
