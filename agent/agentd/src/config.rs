@@ -180,11 +180,7 @@ pub(crate) struct Setting {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     #[error("cannot read the configuration file {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{}: {at}", path.display())]
     File { path: PathBuf, at: agent_jobfile::yaml::At },
     #[error("{key}: {problem} ({origin})")]

@@ -81,25 +81,13 @@ pub(crate) enum StartError {
     #[error("{} is in use by {holder}", path.display())]
     InUse { path: PathBuf, holder: String },
     #[error("cannot use {}", path.display())]
-    State {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    State { path: PathBuf, source: io::Error },
     #[error("cannot listen at {at}")]
-    Listen {
-        at: String,
-        #[source]
-        source: io::Error,
-    },
+    Listen { at: String, source: io::Error },
     #[error("cannot open the blob store")]
     Blobs(#[source] agent_cas::OpenError),
     #[error("cannot go to the blob store at {server}")]
-    FarBlobs {
-        server: String,
-        #[source]
-        source: tonic::transport::Error,
-    },
+    FarBlobs { server: String, source: tonic::transport::Error },
     #[error("cannot use the providers of {}: {what}", path.display())]
     Providers { path: PathBuf, what: String },
     #[error("cannot say who is who")]

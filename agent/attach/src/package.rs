@@ -25,11 +25,7 @@ pub enum PackageError {
     #[error("{} is no package: {what}", file.display())]
     Odd { file: PathBuf, what: String },
     #[error("{}", file.display())]
-    File {
-        file: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    File { file: PathBuf, source: io::Error },
 }
 
 /// A package, ready to be sent to many hosts.

@@ -50,7 +50,6 @@ pub enum ConnectError {
         host: String,
         /// For how long it was tried.
         waited: Duration,
-        #[source]
         source: russh::Error,
     },
     #[error("{host} drops connections from here, for {} s now: {why}", waited.as_secs())]
@@ -76,11 +75,7 @@ pub enum ConnectError {
         tried: String,
     },
     #[error("the connection to {host} ended while logging in")]
-    Ended {
-        host: String,
-        #[source]
-        source: russh::Error,
-    },
+    Ended { host: String, source: russh::Error },
     #[error(transparent)]
     Protocol(#[from] russh::Error),
 }

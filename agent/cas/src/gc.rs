@@ -99,11 +99,7 @@ pub enum CollectError {
     #[error("it is not known yet what {user} needs")]
     NotYet { user: &'static str },
     #[error("it is not known what {user} needs")]
-    Pins {
-        user: &'static str,
-        #[source]
-        source: Unknown,
-    },
+    Pins { user: &'static str, source: Unknown },
     #[error("a directory that is needed cannot be read")]
     Read(#[source] ReadError),
 }

@@ -86,10 +86,7 @@ pub trait BlobStore: Send + Sync + 'static {
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum MissingError {
     #[error("the remote store does not say what it lacks")]
-    Remote {
-        #[source]
-        source: Box<tonic::Status>,
-    },
+    Remote { source: Box<tonic::Status> },
     #[error("the remote store says it lacks blobs it was not asked about")]
     Answer,
 }
@@ -107,17 +104,9 @@ pub enum ReadError {
         offset: u64,
     },
     #[error("cannot read {path}")]
-    Disk {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Disk { path: PathBuf, source: io::Error },
     #[error("the remote store does not send blob {digest}")]
-    Remote {
-        digest: Digest,
-        #[source]
-        source: Box<tonic::Status>,
-    },
+    Remote { digest: Digest, source: Box<tonic::Status> },
     #[error("what came as blob {digest} is {actual}")]
     Corrupt {
         digest: Digest,
@@ -125,23 +114,11 @@ pub enum ReadError {
         actual: Digest,
     },
     #[error("what came as blob {digest} is not its compressed form")]
-    Inflate {
-        digest: Digest,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Inflate { digest: Digest, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("cannot compress blob {digest}")]
-    Compress {
-        digest: Digest,
-        #[source]
-        source: io::Error,
-    },
+    Compress { digest: Digest, source: io::Error },
     #[error("cannot keep a copy of blob {digest}")]
-    Keep {
-        digest: Digest,
-        #[source]
-        source: Box<WriteError>,
-    },
+    Keep { digest: Digest, source: Box<WriteError> },
 }
 
 /// Why a blob could not be kept.
@@ -155,23 +132,11 @@ pub enum WriteError {
         actual: Digest,
     },
     #[error("cannot get the bytes of blob {digest}")]
-    Source {
-        digest: Digest,
-        #[source]
-        source: Box<ReadError>,
-    },
+    Source { digest: Digest, source: Box<ReadError> },
     #[error("cannot write {path}")]
-    Disk {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Disk { path: PathBuf, source: io::Error },
     #[error("the remote store does not take blob {digest}")]
-    Remote {
-        digest: Digest,
-        #[source]
-        source: Box<tonic::Status>,
-    },
+    Remote { digest: Digest, source: Box<tonic::Status> },
     #[error("an earlier part of blob {digest} could not be kept")]
     Abandoned { digest: Digest },
     #[error("the remote store took blob {digest} and does not have it")]

@@ -137,17 +137,9 @@ pub struct CommandOutput {
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum CommandError {
     #[error("could not start {}", program.display())]
-    Spawn {
-        program: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Spawn { program: PathBuf, source: io::Error },
     #[error("could not follow {}", program.display())]
-    Follow {
-        program: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Follow { program: PathBuf, source: io::Error },
     #[error("{} was ended at its memory limit of {}", program.display(), size::binary(*limit))]
     OutOfMemory {
         program: PathBuf,

@@ -32,11 +32,7 @@ pub(crate) enum SecretError {
     #[error("you have no secret `{0}`")]
     Unknown(String),
     #[error("the secrets in {} cannot be used", path.display())]
-    Store {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Store { path: PathBuf, source: io::Error },
 }
 
 /// The secrets of all owners. Clones share them. Every call blocks, briefly.

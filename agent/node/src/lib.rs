@@ -157,7 +157,6 @@ pub fn boot_id() -> Result<String, BootIdError> {
 #[error("cannot read `{}`, which names this boot", path.display())]
 pub struct BootIdError {
     path: PathBuf,
-    #[source]
     source: io::Error,
 }
 

@@ -87,7 +87,6 @@ pub enum DataError {
         doing: &'static str,
         /// With what.
         path: PathBuf,
-        #[source]
         source: io::Error,
     },
     #[error("{0}")]

@@ -133,45 +133,25 @@ pub struct Lost {
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum LaunchError {
     #[error("could not look for the job at {}", dir.display())]
-    Look {
-        dir: PathBuf,
-        #[source]
-        source: ReattachError,
-    },
+    Look { dir: PathBuf, source: ReattachError },
     #[error("the job at {} was started before and then lost", dir.display())]
     Lost { dir: PathBuf, lost: Lost },
     #[error("could not remove {}", path.display())]
-    Clean {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Clean { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error("could not start {}", shim.display())]
-    Spawn {
-        shim: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Spawn { shim: PathBuf, source: io::Error },
     #[error("the supervisor of {} ended before it was ready, with {status}: {said}", dir.display())]
     Refused { dir: PathBuf, status: std::process::ExitStatus, said: String },
     #[error("the supervisor of {} did not answer for {after:?}", dir.display())]
     Silent { dir: PathBuf, after: Duration },
     #[error("could not talk to the supervisor of {}", dir.display())]
-    Talk {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Talk { dir: PathBuf, source: io::Error },
     #[error(transparent)]
     Engine(#[from] DockerError),
     #[error("the image `{reference}` is not on this machine any more")]
-    ImageGone {
-        reference: String,
-        #[source]
-        source: DockerError,
-    },
+    ImageGone { reference: String, source: DockerError },
     #[error("a container called `{name}` is there already, and not this job's: {id}")]
     NameTaken {
         name: String,
@@ -180,11 +160,7 @@ pub enum LaunchError {
         of: String,
     },
     #[error("could not write down which container is that of {}", dir.display())]
-    Note {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Note { dir: PathBuf, source: io::Error },
     #[error("could not bring the supervisor into a container")]
     Supervisor(#[from] SupervisorError),
     #[error("the container of {} ended with {status} before its supervisor was ready: {said}", dir.display())]
@@ -219,17 +195,12 @@ pub enum ReattachError {
     #[error(transparent)]
     Record(#[from] RecordError),
     #[error("could not look at the job directory {}", dir.display())]
-    Look {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Look { dir: PathBuf, source: io::Error },
     #[error("the supervisor of {} did not answer for {after:?}", dir.display())]
     Silent {
         dir: PathBuf,
         after: Duration,
         /// The last attempt's error, if it failed rather than hang.
-        #[source]
         source: Option<io::Error>,
     },
 }

@@ -49,7 +49,6 @@ pub struct CreateError {
     /// The directory.
     pub path: PathBuf,
     /// The system's error.
-    #[source]
     source: io::Error,
 }
 
@@ -58,17 +57,9 @@ pub struct CreateError {
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum RecordError {
     #[error("could not read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("{} does not hold a valid record", path.display())]
-    Parse {
-        path: PathBuf,
-        #[source]
-        source: serde_json::Error,
-    },
+    Parse { path: PathBuf, source: serde_json::Error },
     #[error("{} {why}", path.display())]
     Unproven { path: PathBuf, why: String },
     #[error("{} has version {found}; this release understands up to {VERSION}", path.display())]
@@ -93,7 +84,6 @@ pub struct WriteError {
     /// The file.
     pub path: PathBuf,
     /// The system's error.
-    #[source]
     source: io::Error,
 }
 

@@ -69,11 +69,7 @@ pub(crate) enum SupplyError {
     #[error(transparent)]
     Stores(#[from] StoresError),
     #[error("there is nothing at {}", path.display())]
-    Nothing {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Nothing { path: PathBuf, source: io::Error },
     #[error("{} is {}", path.display(), if *is_file { "a file" } else { "a folder" })]
     OtherKind { path: PathBuf, is_file: bool },
     #[error(transparent)]

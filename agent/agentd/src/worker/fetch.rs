@@ -30,25 +30,13 @@ pub(crate) enum FetchError {
     #[error("the code could not be laid out")]
     Code(#[source] MaterializeError),
     #[error("the input `{name}` could not be laid out")]
-    Input {
-        name: String,
-        #[source]
-        source: MaterializeError,
-    },
+    Input { name: String, source: MaterializeError },
     #[error("the input `{name}` could not be laid out")]
-    Data {
-        name: String,
-        #[source]
-        source: DataError,
-    },
+    Data { name: String, source: DataError },
     #[error("the outputs of an earlier attempt could not be laid out")]
     Outputs(#[source] MaterializeError),
     #[error("the folder {} could not be prepared", path.display())]
-    Folder {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Folder { path: PathBuf, source: io::Error },
 }
 
 /// What is being fetched, and how much of it is there: for whoever shows it meanwhile.

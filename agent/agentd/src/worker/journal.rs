@@ -142,31 +142,21 @@ impl Record {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JournalError {
     #[error("cannot open the journal {}", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: sqlx::Error,
-    },
+    Open { path: PathBuf, source: sqlx::Error },
     #[error("the journal {} has version {found}; this program knows {VERSION}", path.display())]
     Newer { path: PathBuf, found: i64 },
     #[error("cannot set the damaged journal {} aside", path.display())]
-    SetAside {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    SetAside { path: PathBuf, source: std::io::Error },
     #[error("cannot write the journal record of {replica}")]
     Write {
         /// Whose.
         replica: ReplicaId,
-        #[source]
         source: sqlx::Error,
     },
     #[error("the disk did not take the journal record of {replica}")]
     Disk {
         /// Whose.
         replica: ReplicaId,
-        #[source]
         source: io::Error,
     },
     #[error("cannot read the journal")]

@@ -34,7 +34,6 @@ pub(crate) enum CollectError {
     GivenUp {
         /// A text for users.
         why: String,
-        #[source]
         source: Box<CollectError>,
     },
 }

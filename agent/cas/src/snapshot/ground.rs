@@ -39,15 +39,10 @@ pub enum MaterializeError {
     Read {
         /// The file, relative to the destination.
         path: String,
-        #[source]
         source: ReadError,
     },
     #[error("cannot write {path}")]
-    Write {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
 }
 
 /// The owner of files, by number.

@@ -85,17 +85,9 @@ impl Unread {
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum ScanError {
     #[error("cannot read the directory {path}")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot read {path}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("{path} changes while it is read")]
     Changed { path: PathBuf },
     #[error("{path} is more than {limit} directories deep")]
@@ -108,7 +100,6 @@ pub enum ScanError {
     TooLarge {
         /// The directory at which that was found.
         path: PathBuf,
-        #[source]
         source: TreeError,
     },
     #[error("{} {}", .0.path.display(), .0.why)]

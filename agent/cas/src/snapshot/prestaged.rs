@@ -52,11 +52,7 @@ pub enum PrestageError {
     #[error("the prestaged could not be laid out")]
     Lay(#[source] MaterializeError),
     #[error("cannot work on {path}")]
-    Disk {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Disk { path: PathBuf, source: io::Error },
     #[error("somebody changed {path}")]
     Touched { path: PathBuf },
 }

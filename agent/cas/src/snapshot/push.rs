@@ -74,17 +74,9 @@ pub enum PushError {
     #[error("{path} has changed since it was scanned")]
     Changed { path: PathBuf },
     #[error("cannot read {path}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     #[error("cannot send {path}")]
-    File {
-        path: PathBuf,
-        #[source]
-        source: WriteError,
-    },
+    File { path: PathBuf, source: WriteError },
     #[error("cannot send the directory listings")]
     Directory(#[source] WriteError),
     #[error("the store does not keep what it takes")]

@@ -50,11 +50,7 @@ pub enum TreeError {
         limit: usize,
     },
     #[error("directory {directory} cannot be decoded")]
-    Malformed {
-        directory: Digest,
-        #[source]
-        source: prost::DecodeError,
-    },
+    Malformed { directory: Digest, source: prost::DecodeError },
     #[error("directory {directory} is not in canonical form")]
     NotCanonical { directory: Digest },
     #[error("directory {directory} holds a file with the name {name:?}")]

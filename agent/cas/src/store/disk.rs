@@ -102,17 +102,9 @@ enum BlobState {
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum OpenError {
     #[error("cannot open the store directory {path}")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot remove unfinished files in {path}")]
-    Clean {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Clean { path: PathBuf, source: io::Error },
     #[error("another process uses the store directory {path}")]
     InUse { path: PathBuf },
 }

@@ -18,7 +18,6 @@ pub struct OpenEnvError {
     /// The directory, or the file below it that is in the way.
     pub path: PathBuf,
     /// The error of the system.
-    #[source]
     pub source: io::Error,
 }
 
@@ -147,20 +146,11 @@ pub enum AcquireError {
     #[error("{step} failed: {detail}")]
     Failed { step: &'static str, detail: String },
     #[error("{step} could not be run")]
-    Command {
-        step: &'static str,
-        #[source]
-        source: Arc<CommandError>,
-    },
+    Command { step: &'static str, source: Arc<CommandError> },
     #[error("{error}")]
     Remembered { error: Box<AcquireError>, ago: Duration, left: Duration },
     #[error("could not {what} {}", path.display())]
-    Io {
-        what: &'static str,
-        path: PathBuf,
-        #[source]
-        source: Arc<io::Error>,
-    },
+    Io { what: &'static str, path: PathBuf, source: Arc<io::Error> },
 }
 
 /// Added to the message of a command that was killed while the kernel killed processes.

@@ -61,11 +61,7 @@ pub enum RemoveError {
         uses: u32,
     },
     #[error("could not change {}", path.display())]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: Arc<io::Error>,
-    },
+    Io { path: PathBuf, source: Arc<io::Error> },
 }
 
 impl EnvCache {

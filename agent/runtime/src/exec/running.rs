@@ -39,11 +39,7 @@ pub enum StopError {
     #[error(transparent)]
     Look(#[from] ReattachError),
     #[error("could not tell the supervisor of {} to stop the job", dir.display())]
-    Talk {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Talk { dir: PathBuf, source: io::Error },
 }
 
 /// Why the lease of a job could not be renewed.
@@ -57,11 +53,7 @@ pub enum RenewError {
     #[error("the supervisor of {} refuses: {why}", dir.display())]
     Refused { dir: PathBuf, why: String },
     #[error("could not renew the lease with the supervisor of {}", dir.display())]
-    Talk {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Talk { dir: PathBuf, source: io::Error },
 }
 
 /// Why it is not known how a job ended.

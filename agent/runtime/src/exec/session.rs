@@ -27,11 +27,7 @@ pub enum SessionError {
     #[error("its supervisor refuses: {why}")]
     Refused { why: String },
     #[error("could not talk to the supervisor of {}", dir.display())]
-    Talk {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Talk { dir: PathBuf, source: io::Error },
 }
 
 /// What a session sends.

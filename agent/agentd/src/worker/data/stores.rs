@@ -84,11 +84,7 @@ pub(crate) enum StoresError {
     #[error("{}: {at}", file.display())]
     Form { file: PathBuf, at: At },
     #[error("{} cannot be read", path.display())]
-    Unreadable {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Unreadable { path: PathBuf, source: io::Error },
     #[error("{} holds settings of a store, and everybody may read it", file.display())]
     Open { file: PathBuf },
 }

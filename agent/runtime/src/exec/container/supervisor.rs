@@ -27,21 +27,13 @@ pub(super) const DOOR_INSIDE: &str = "/.agentd/door";
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum SupervisorError {
     #[error("could not read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("{} is not linked statically: build it in the repository, where cargo is told so", path.display())]
     Dynamic { path: PathBuf },
     #[error("an earlier release made {} and nothing was started there: the job needs another try", dir.display())]
     Former { dir: PathBuf },
     #[error("could not open {} to it", dir.display())]
-    Door {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Door { dir: PathBuf, source: io::Error },
 }
 
 /// Makes sure that the shim's program needs no loader.
