@@ -107,6 +107,7 @@ impl From<JobSpec> for v1::JobSpec {
             compute: draft.compute.unwrap_or_default(),
             array: draft.array.map(String::from).unwrap_or_default(),
             sweep: draft.sweep.map(|sweep| sweep.to_string()).unwrap_or_default(),
+            pipeline: draft.pipeline.map(|pipeline| pipeline.to_string()).unwrap_or_default(),
             visible_to_all: draft.visible_to_all,
             predecessors: draft.predecessors.into_iter().map(Into::into).collect(),
             services: draft.services.into_iter().map(|(name, service)| (name, service.into())).collect(),
@@ -179,6 +180,9 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             array: optional(wire.array).map(|a| a.parse().map_err(|_| value("array", &a))).transpose()?,
             sweep: optional(wire.sweep)
                 .map(|sweep| sweep.parse().map(Box::new).map_err(|_| value("sweep", &sweep)))
+                .transpose()?,
+            pipeline: optional(wire.pipeline)
+                .map(|json| json.parse().map(Box::new).map_err(|_| value("pipeline", &json)))
                 .transpose()?,
             visible_to_all: wire.visible_to_all,
             predecessors: wire.predecessors.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,

@@ -61,7 +61,7 @@ use crate::queue::{AskError, JobView, Queue, Stall};
 use crate::secrets::Secrets;
 use crate::standby::Board;
 use crate::store::Naming;
-use crate::store::{JobRecord, RankEnd, ReplicaRecord, Store, StoreError};
+use crate::store::{JobRecord, RankEnd, ReplicaRecord, StepsRecord, Store, StoreError};
 use crate::tunnels::Tunnels;
 
 /// Everything the services work with. Cheap to clone.
@@ -360,7 +360,23 @@ fn to_wire(view: &JobView) -> v1::Job {
             stopped: trial.stop.as_ref().map(ToString::to_string).unwrap_or_default(),
         }),
         best: job.best.map(|best| v1::BestTrial { trial: best.trial, value: best.value }),
+        steps: job.steps.iter().flat_map(|steps| steps_to_wire(steps)).collect(),
     }
+}
+
+/// The steps that are not run, each with the reason.
+fn steps_to_wire(steps: &StepsRecord) -> impl Iterator<Item = v1::StepStatus> {
+    let reused = steps.reused.iter().map(|(step, job)| v1::StepStatus {
+        step: *step,
+        reused_from: job.to_string(),
+        not_run: String::new(),
+    });
+    let not_run = steps.not_run.iter().map(|(step, why)| v1::StepStatus {
+        step: *step,
+        reused_from: String::new(),
+        not_run: why.to_string(),
+    });
+    reused.chain(not_run)
 }
 
 /// What came of the names of outputs; nothing before the job has ended.

@@ -7,6 +7,7 @@
 //! database and from the reports of nodes, so a crash changes nothing. A database that lost jobs does not know their
 //! outputs: then the question fails, and nothing is removed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use agent_cas::gc::{Holder, Pin, Pins, Unknown};
@@ -61,7 +62,9 @@ pub(crate) fn of_job(job: &JobRecord) -> Vec<Pin> {
         Naming::Found(data) => assets::tree_of(data),
         Naming::Named(_) | Naming::Unnamed(_) => None,
     });
-    let named = named.map(|root| Pin::tree(root, Holder::Outputs));
+    let made = job.made.iter().chain(job.steps.iter().flat_map(|steps| steps.made.values()));
+    let made = made.flat_map(BTreeMap::values).filter_map(assets::tree_of);
+    let named = named.chain(made).map(|root| Pin::tree(root, Holder::Outputs));
     reads.into_iter().chain(outcomes).chain(resumed).chain(named).collect()
 }
 

@@ -15,7 +15,6 @@ mod book;
 mod picture;
 mod publisher;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
@@ -31,10 +30,10 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-use self::assets::{AssetChange, AssetError, Register};
+use self::assets::{AssetChange, AssetError, FoundOutputs, Register};
 use crate::lease::Orders;
 use crate::scheduler::{Prospect, UserLimits};
-use crate::store::{Document, JobRecord, Loaded, Naming, Store, StoreError};
+use crate::store::{Document, JobRecord, Loaded, Store, StoreError};
 pub(crate) use book::{
     Book, DeclaredLost, Described, Doubt, Held, Judgement, Moment, NodeState, Outlook, RemovedNode, Report,
     Retirement, Standing, Submission, Unproved, Wish, WishState,
@@ -198,9 +197,6 @@ pub enum Work {
     /// Those too that wait for room; not those that a user holds.
     Any,
 }
-
-/// What the outputs of a replica are that get names.
-type FoundOutputs = BTreeMap<String, Naming>;
 
 /// The result of storing outputs.
 type Saved = Result<StoredOutputs, Fault>;

@@ -31,8 +31,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use agent_model::asset::Asset;
-use agent_model::job::Input;
-use agent_model::job::{JobSpec, LeftOutputs, Predecessor};
+use agent_model::job::{Input, JobSpec, LeftOutputs, Predecessor};
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
 use agent_model::protocol::gang::{Ready, Roster};
@@ -48,7 +47,7 @@ use serde::{Deserialize, Serialize};
 use seats::Earlier;
 pub(crate) use seats::RankPlace;
 
-pub(crate) use arrays::ArrayRecord;
+pub(crate) use arrays::{ArrayRecord, StepsRecord};
 pub use error::StoreError;
 pub(crate) use loaded::{Loaded, Missing, earlier_trials};
 pub(crate) use members::{MemberRecord, RemovedRecord, TokenRecord, UserRecord};
@@ -146,6 +145,12 @@ pub(crate) struct JobRecord {
     /// Of a sweep: the best of the trials that completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) best: Option<Best>,
+    /// Of a pipeline: what its steps made, and which of them are not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) steps: Option<Box<StepsRecord>>,
+    /// Of a step of a pipeline: what it left in each of its outputs, once it has completed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) made: Option<BTreeMap<String, Input>>,
     /// It is a task of an array, which its name tells, with its index.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_task: bool,
@@ -185,6 +190,8 @@ impl JobRecord {
             tasks: None,
             trial: None,
             best: None,
+            steps: None,
+            made: None,
             is_task: false,
             named: BTreeMap::new(),
         }
@@ -205,6 +212,8 @@ impl JobRecord {
             tasks: None,
             trial: None,
             best: None,
+            steps: None,
+            made: None,
             named: BTreeMap::new(),
             removed_at: Some(now),
             ..self

@@ -59,6 +59,8 @@ fn document(draft: &JobDraft) -> Item {
         name: _,
         owner: _,
         owner_since: _,
+        // A pipeline is made of several files, and is run again as it is on record.
+        pipeline: _,
         predecessors: _,
         resumes: _,
         display_name,

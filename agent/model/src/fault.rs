@@ -85,7 +85,7 @@ codes! {
     JobNotWaiting "JOB-107" User Retry::Never, "the job does not wait";
     JobNeverDue "JOB-108" User Retry::Never, "a job that it comes after ended otherwise";
     SessionRefused "JOB-109" User Retry::Never, "no session can be opened in the job";
-    TasksFailed "JOB-110" User Retry::Never, "tasks of the array failed";
+    TasksFailed "JOB-110" User Retry::Never, "tasks of the array, or steps of the pipeline, failed";
     JobTooLarge "JOB-111" User Retry::Never, "the job is too large, or too many jobs wait";
     MetricMissing "JOB-112" User Retry::Never, "no trial of the sweep logged its metric";
     SnapshotUnreadable "SNP-101" User Retry::Never, "the code directory cannot be read";

@@ -8,10 +8,11 @@ mod array;
 mod distribution;
 mod extent;
 mod naming;
+pub mod pipeline;
 mod policy;
 mod service;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -95,6 +96,9 @@ pub struct JobDraft {
     /// Its tasks are trials, each with values of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sweep: Option<Box<crate::sweep::Sweep>>,
+    /// Its tasks are steps, each another job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<Box<pipeline::Pipeline>>,
     /// What can be opened in it while it runs, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub services: BTreeMap<String, JobService>,
@@ -137,6 +141,7 @@ impl Default for JobDraft {
             predecessors: Vec::new(),
             array: None,
             sweep: None,
+            pipeline: None,
             services: BTreeMap::new(),
             resume_outputs: false,
             azureml_stand_in: false,
@@ -151,8 +156,10 @@ impl JobDraft {
         self.resources.nodes > 1 && self.distribution.as_ref().is_some_and(Distribution::is_led)
     }
 
-    /// Every snapshot the job reads: its code, its inputs, and what its image is built from.
+    /// Every snapshot the job reads: its code, its inputs, and what its image is built from; of a pipeline those of all
+    /// steps.
     pub fn snapshots(&self) -> Vec<Digest> {
+        let of_steps = self.steps().flat_map(|step| step.snapshots());
         let inputs = self.inputs.values().filter_map(|input| match input {
             Input::Folder(root) | Input::File { root, .. } => Some(*root),
             Input::Literal(_) | Input::Data(_) => None,
@@ -162,7 +169,8 @@ impl JobDraft {
             _ => None,
         };
         let resumed = self.resumes.map(|left| left.artifacts.root);
-        self.code.into_iter().chain(inputs).chain(context).chain(resumed).collect()
+        let all = self.code.into_iter().chain(inputs).chain(context).chain(resumed).chain(of_steps);
+        all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 }
 
@@ -382,11 +390,14 @@ impl JobDraft {
     }
 
     fn complete(mut self) -> Result<JobSpec, Fault> {
-        self.check_command()?;
+        if self.pipeline.is_none() {
+            self.check_command()?;
+        }
         self.check_names()?;
         self.check_output_names()?;
         self.check_resources()?;
         self.check_sweep()?;
+        self.check_pipeline()?;
         if self.display_name.is_empty() {
             self.display_name = match &self.name {
                 Some(name) => name.to_string(),

@@ -47,7 +47,7 @@ pub use data::{DataInput, DataOutput, DataUri, SnapshotRef};
 pub use env::EnvSpec;
 pub use fault::{Blame, Code, Fault, Retry};
 pub use ids::{Digest, Epoch, JobId, NodeId, PoolName, ReplicaId, Stream, UserName};
-pub use job::{JobDraft, JobSpec};
+pub use job::{JobDraft, JobSpec, pipeline};
 pub use machine::{JobEvent, JobState, ReplicaStep, Verdict};
 pub use outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, last_lines};
 pub use preemption::Preemption;

@@ -1593,6 +1593,22 @@ pub struct Job {
     /// Of a sweep: the best of the trials that completed.
     #[prost(message, optional, tag = "16")]
     pub best: ::core::option::Option<BestTrial>,
+    /// Of a pipeline: the steps that have no job of their own in it, and why.
+    #[prost(message, repeated, tag = "17")]
+    pub steps: ::prost::alloc::vec::Vec<StepStatus>,
+}
+/// A step of a pipeline that is not run.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StepStatus {
+    /// Its index.
+    #[prost(uint32, tag = "1")]
+    pub step: u32,
+    /// It completed before, as this job; empty otherwise.
+    #[prost(string, tag = "2")]
+    pub reused_from: ::prost::alloc::string::String,
+    /// Why it never runs; empty otherwise.
+    #[prost(string, tag = "3")]
+    pub not_run: ::prost::alloc::string::String,
 }
 /// A trial of a sweep: its values, and what it logged of the metric.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1745,6 +1761,9 @@ pub struct JobSpec {
     /// Its tasks are trials, each with values of its own: the search space, the objective and the policy, as JSON.
     #[prost(string, tag = "27")]
     pub sweep: ::prost::alloc::string::String,
+    /// Its tasks are steps, each another job: the steps, what they read of each other, and the outputs, as JSON.
+    #[prost(string, tag = "28")]
+    pub pipeline: ::prost::alloc::string::String,
     /// Python in it finds a stand-in for azureml.core where that is not installed.
     #[prost(bool, tag = "26")]
     pub azureml_stand_in: bool,

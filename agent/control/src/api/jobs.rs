@@ -3,11 +3,12 @@
 //! A submission is answered when it is on disk. A watcher gets the present state of the job, then its changes: a slow
 //! one may miss some in between, never the last.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
 
 use agent_model::job::MAX_TASKS;
-use agent_model::{Code, Digest, Fault, JobId, JobSpec};
+use agent_model::pipeline::Again;
+use agent_model::{Code, Digest, Fault, JobDraft, JobId, JobSpec, Principal};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::watch;
@@ -52,22 +53,19 @@ impl Services {
                 .fix("give the job another `name`, or none")
                 .into());
         }
-        let (spec, mut notes) = self.with_assets(spec, owner).await?;
         self.require_room()?;
-        let (spec, mut told) = self.pools.demand(spec)?;
-        if told.is_some() {
-            // Where one machine without GPUs is all there is, the job misses nothing that a pool could be meant for.
-            let nodes = self.queue.nodes().await?;
-            let plain = nodes.iter().all(|node| node.record.inventory.gpus.is_empty());
-            told = told.filter(|_| nodes.len() > 1 || !plain);
-        }
-        notes.extend(told);
+        let (spec, notes) = self.settled(spec, owner).await?;
         // From here until the job is on disk nothing that it names is removed.
-        let _relied = self.collector.rely_on(pins::of_spec(&spec)).await;
+        let before = self.earlier_pipeline(&spec, caller).await?;
+        let read = pins::of_spec(&spec).into_iter().chain(before.iter().flat_map(pins::of_job));
+        let _relied = self.collector.rely_on(read.collect()).await;
         self.require_snapshots(&spec.snapshots()).await?;
         self.require_secrets(&spec, owner).await?;
         self.require_predecessors(&spec, caller).await?;
-        let earlier = self.earlier_trials(&spec, caller).await?;
+        let earlier = match before {
+            Some(pipeline) => vec![pipeline],
+            None => self.earlier_trials(&spec, caller).await?,
+        };
         let hint = [&request.name_hint, &spec.display_name].into_iter().find(|text| !text.is_empty());
         let hint = hint.cloned().unwrap_or_default();
         for _ in 0..NAME_TRIES {
@@ -101,6 +99,59 @@ impl Services {
             }
         }
         Err(Fault::new(Code::Bug, "no free job name was found").into())
+    }
+
+    /// The job with what its names of data and of a pool mean here, of a pipeline each of its steps; and what is to be
+    /// told to who submits it.
+    async fn settled(&self, spec: JobSpec, owner: &Principal) -> Result<(JobSpec, Vec<String>), Refusal> {
+        let again = spec.pipeline.as_ref().and_then(|pipeline| pipeline.again.clone());
+        let (spec, mut notes) = self.with_assets(spec, owner).await?;
+        let (spec, told) = self.pools.demand(spec)?;
+        let mut told: BTreeSet<String> = told.into_iter().collect();
+        let mut steps = Vec::new();
+        for (index, step) in (0..).zip(spec.steps()) {
+            // One that is not run again stays as it was.
+            let is_new = again.as_ref().is_none_or(|again| !again.steps.contains(&index));
+            let (step, more) = match is_new {
+                true => self.with_assets(step.clone(), owner).await?,
+                false => (step.clone(), Vec::new()),
+            };
+            let (step, of_pool) = if is_new { self.pools.demand(step)? } else { (step, None) };
+            notes.extend(more);
+            told.extend(of_pool);
+            steps.push(step);
+        }
+        if !told.is_empty() {
+            // Where one machine without GPUs is all there is, the job misses nothing that a pool could be meant for.
+            let nodes = self.queue.nodes().await?;
+            let plain = nodes.iter().all(|node| node.record.inventory.gpus.is_empty());
+            notes.extend(told.into_iter().filter(|_| nodes.len() > 1 || !plain));
+        }
+        match steps.is_empty() {
+            true => Ok((spec, notes)),
+            false => Ok((JobDraft::from(spec).with_steps(steps).validate()?, notes)),
+        }
+    }
+
+    /// The pipeline of which some steps are not run again: they completed, and are the same.
+    async fn earlier_pipeline(&self, spec: &JobSpec, caller: &Caller) -> Result<Option<JobRecord>, Refusal> {
+        let Some(pipeline) = &spec.pipeline else { return Ok(None) };
+        let Some(Again { pipeline: id, steps }) = &pipeline.again else { return Ok(None) };
+        let before = (*self.readable(id, caller).await?.job).clone();
+        let is_same = |step: &u32| {
+            let known = before.spec.pipeline.as_ref()?.steps.get(*step as usize)?;
+            let made = before.steps.as_ref()?.made.contains_key(step);
+            Some(made && pipeline.steps.get(*step as usize) == Some(known))
+        };
+        match steps.iter().find(|step| is_same(step) != Some(true)) {
+            None => Ok(Some(before)),
+            Some(other) => Err(Fault::new(
+                Code::JobInvalid,
+                format!("the step {} did not complete in {id}, or is another one now", pipeline.name(*other)),
+            )
+            .fix("go on from an earlier step, or submit the pipeline again")
+            .into()),
+        }
     }
 
     /// There are jobs with the names of the tasks that an array of this name would have.
@@ -269,10 +320,13 @@ impl Services {
         // The jobs on disk: an end may have been written after a job was looked up.
         self.queue.flush().await?;
         let job = self.on_record(id).await?;
-        let tasks = match job.tasks {
-            Some(_) => self.store.page(Among::TasksOf(id), None, MAX_TASKS).await?,
-            None => Vec::new(),
-        };
+        let mut tasks = Vec::new();
+        let mut arrays = if job.tasks.is_some() { vec![id.clone()] } else { Vec::new() };
+        while let Some(array) = arrays.pop() {
+            let found = self.store.page(Among::TasksOf(&array), None, MAX_TASKS).await?;
+            arrays.extend(found.iter().filter(|task| task.tasks.is_some()).map(|task| task.id.clone()));
+            tasks.splice(0..0, found);
+        }
         // Many at a time, for they share commits.
         let mut removals = stream::iter(tasks).map(|task| self.take_off(task)).buffer_unordered(REMOVALS);
         let mut output_bytes = 0;

@@ -1,38 +1,53 @@
-//! What an output is that gets a name as data: looked up when the outcome of its job arrives.
+//! What an output is that gets a name as data, or that other steps of a pipeline read: looked up when the outcome of its
+//! job arrives.
 //!
 //! An output that is not sent to a store is the part of the stored outputs that it is, so no file is stored twice. It
 //! has to be a tree of its own: a link that leads out of it would lead nowhere where the data are read.
-
-use std::collections::BTreeMap;
 
 use agent_cas::BlobStore;
 use agent_cas::gc::{Holder, Pin, Relied};
 use agent_cas::snapshot::{self, TreeError};
 use agent_model::job::{Input, Output};
+use agent_model::pipeline::ARTIFACTS;
 use agent_model::{Artifacts, Code, DataInput, Fault, Outcome, ReplicaId, Verdict, causes};
 use tonic::Status;
 
 use super::worker::not_yet;
 use super::{Refusal, Services};
+use crate::queue::assets::FoundOutputs;
 use crate::store::Naming;
 
 impl Services {
-    /// The outputs of a replica that get names, if it can be what completes its job. `relied` keeps what is written
-    /// for them.
+    /// The outputs of a replica that get names or are read by others, if it can be what completes its job. `relied`
+    /// keeps what is written for them.
     pub(super) async fn find_named(
         &self,
         replica: &ReplicaId,
         outcome: &Outcome,
         relied: &Relied<'_>,
-    ) -> Result<BTreeMap<String, Naming>, Status> {
-        let mut found = BTreeMap::new();
+    ) -> Result<FoundOutputs, Status> {
+        let mut found = FoundOutputs::default();
         if replica.rank != 0 || outcome.verdict != Verdict::Completed {
             return Ok(found);
         }
         let Some(view) = self.queue.job(&replica.job).await.map_err(Refusal::from)? else { return Ok(found) };
-        for output in view.job.spec.output_names.keys() {
-            let Some(kind) = view.job.spec.outputs.get(output) else { continue };
-            let naming = match self.left_in(outcome.artifacts, output, kind, relied).await? {
+        let (is_step, names) = (view.job.made.is_some(), &view.job.spec.output_names);
+        if let Some(stored) = outcome.artifacts.filter(|_| is_step) {
+            found.made.insert(ARTIFACTS.to_owned(), Input::Folder(stored.root));
+        }
+        for (output, kind) in &view.job.spec.outputs {
+            if !is_step && !names.contains_key(output) {
+                continue;
+            }
+            let left = self.left_in(outcome.artifacts, output, kind, relied).await?;
+            if is_step {
+                found.made.remove(output); // a step may have an output of its own with that name
+                found.made.extend(left.iter().map(|left| (output.clone(), left.clone())));
+            }
+            if !names.contains_key(output) {
+                continue;
+            }
+            let naming = match left {
                 Ok(left) => Naming::Found(match kind.data() {
                     Some(sent) => {
                         let (uri, is_file) = (sent.uri_of(&replica.job), sent.is_file);
@@ -42,7 +57,7 @@ impl Services {
                 }),
                 Err(why) => Naming::Unnamed(why),
             };
-            found.insert(output.clone(), naming);
+            found.named.insert(output.clone(), naming);
         }
         Ok(found)
     }

@@ -47,7 +47,9 @@ impl Services {
 
     /// Every secret that a job names must exist for its owner before the job counts as submitted.
     pub(super) async fn require_secrets(&self, spec: &JobSpec, owner: &Principal) -> Result<(), Refusal> {
-        let (owner, names) = (owner.clone(), spec.secrets.values().cloned().collect::<Vec<_>>());
+        let of_steps = spec.steps().flat_map(|step| step.secrets.values());
+        let names = spec.secrets.values().chain(of_steps).cloned().collect::<Vec<_>>();
+        let owner = owner.clone();
         let look =
             move |secrets: &Secrets| names.iter().try_for_each(|name| secrets.read(&owner, name).map(drop));
         self.with_secrets(look).await

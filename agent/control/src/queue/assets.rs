@@ -10,7 +10,7 @@
 
 mod register;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use agent_cas::gc::{Holder, Pin};
@@ -21,6 +21,7 @@ use agent_model::{DataInput, DataUri, Digest, JobDraft, Principal};
 use parking_lot::RwLock;
 
 use crate::queue::{AskError, Queue};
+use crate::store::Naming;
 use register::Names;
 pub(crate) use register::Register;
 
@@ -68,6 +69,15 @@ pub(crate) enum AssetWant {
     Remove,
     /// To another owner.
     HandTo(Principal),
+}
+
+/// What a replica left in its outputs.
+#[derive(Debug, Default)]
+pub(crate) struct FoundOutputs {
+    /// Of those that get names.
+    pub(crate) named: BTreeMap<String, Naming>,
+    /// Of a step of a pipeline: of all in which it left something.
+    pub(crate) made: BTreeMap<String, Input>,
 }
 
 /// The snapshot that data are in, if they are in the store.

@@ -23,6 +23,7 @@ mod line;
 mod lives;
 mod naming;
 mod nodes;
+mod pipelines;
 mod placing;
 mod pools;
 mod preemption;
@@ -75,7 +76,7 @@ pub(crate) struct Submission {
     pub(crate) spec: JobSpec,
     /// The last attempt of an earlier job of this name, which was removed; 0 if there was none.
     pub(crate) after: Epoch,
-    /// Of a sweep that extends another one: the trials of that.
+    /// Of a sweep that extends another one: the trials of that; of a pipeline that goes on where another ended: that.
     pub(crate) earlier: Vec<JobRecord>,
 }
 
@@ -262,7 +263,8 @@ impl Book {
         }
         let id = new.id;
         let waits_for = new.spec.predecessors.clone();
-        let tasks = new.spec.array.as_ref().map(|array| Box::new(ArrayRecord::new(array, new.after)));
+        let mut tasks = new.spec.array.as_ref().map(|array| Box::new(ArrayRecord::new(array, new.after)));
+        let steps = tasks.as_mut().and_then(|tasks| pipelines::begin(&new.spec, &new.earlier, tasks));
         let owner = new.spec.owner.clone().map_or_else(|| "somebody".to_owned(), |owner| owner.to_string());
         self.sweeps.begin(&id, &new.spec);
         new.earlier.iter().for_each(|trial| self.sweeps.learn(&id, trial));
@@ -271,6 +273,7 @@ impl Book {
             uncharged: new.after.0,
             waits_for,
             tasks,
+            steps,
             ..JobRecord::new(id.clone(), new.request, new.spec, now.wall)
         });
         self.line.join(job);

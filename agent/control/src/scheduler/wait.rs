@@ -105,6 +105,8 @@ pub(crate) enum Wait {
     Predecessors { when: String },
     /// As many tasks of the array run as may run at a time.
     AtOnce { most: u32 },
+    /// Steps of the pipeline come after these ones.
+    Steps { steps: String },
     /// Its next attempt has a date.
     Date,
     /// After a loss of records, these nodes must first report what they run.
@@ -171,6 +173,7 @@ impl fmt::Display for Wait {
                     if *most == 1 { "runs" } else { "run" }
                 )
             }
+            Wait::Steps { steps } => write!(f, "the next steps start when {steps} ended"),
             Wait::Date => f.write_str("waits for the date of its next attempt"),
         }
     }

@@ -6,15 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use agent_model::job::Input;
 use agent_model::machine::{Eligibility, EligibilityEvent};
 use agent_model::protocol::log::{Splice, splice};
-use agent_model::{JobState, NodeId, Outcome, ReplicaId, Timestamp};
+use agent_model::{Digest, JobState, NodeId, Outcome, ReplicaId, Timestamp, Verdict};
 
 use super::disk::broken;
 use super::mutant::{self, Mutant};
 use super::node::terms;
+use super::wish::OUT;
 use super::world::{Event, Message, World};
 use crate::lease::{Desired, Orders};
+use crate::queue::assets::FoundOutputs;
 use crate::queue::{Book, DeclaredLost, Moment, NodeState, Report, Retirement, Standing, Submission};
 
 /// How long a node counts as connected after a report.
@@ -339,6 +342,10 @@ impl Controller {
             let length = world.disk.logs.get(&replica).map_or(0, Vec::len) as u64;
             if length < written {
                 return Message::Lacking { replica, length };
+            }
+            if outcome.verdict == Verdict::Completed {
+                let made = BTreeMap::from([(OUT.to_owned(), Input::Folder(Digest::EMPTY))]);
+                self.book.note_found(&replica, &node, FoundOutputs { made, ..FoundOutputs::default() });
             }
             standing = self.book.settle(&replica, &node, outcome, world.moment());
         }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use agent_model::{JobId, JobState, ReplicaId};
+use agent_model::job::Input;
+use agent_model::{JobEvent, JobId, JobState, ReplicaId, Verdict};
 
 use super::mutant::{self, Mutant};
 use crate::store::{Changes, Document, JobRecord, Loaded, SettledRecord};
@@ -71,6 +72,12 @@ impl Disk {
                     let how = format!("{}: {:?} became {:?}", job.id, before.state, job.state);
                     return broken("a terminal state never changes", how);
                 }
+                if job.seq != before.seq {
+                    return broken(
+                        "a job is made once",
+                        format!("{}: {} and {}", job.id, before.seq, job.seq),
+                    );
+                }
                 if job.epoch < before.epoch {
                     return broken("an epoch never goes back", job.id.to_string());
                 }
@@ -79,7 +86,27 @@ impl Disk {
                 let how = format!("{} is {} at epoch {}", job.id, job.state, job.epoch);
                 return broken("a job that ended or waits has no live run", how);
             }
+            let expression = |input: &Input| matches!(input, Input::Literal(text) if text.starts_with("${{"));
+            if job.made.is_some() && job.spec.inputs.values().any(expression) {
+                return broken("a step has what it reads", job.id.to_string());
+            }
             self.jobs.insert(job.id.clone(), job.clone());
+        }
+        self.check_cancels()
+    }
+
+    /// Whoever sees that a pipeline is to end sees that all of its steps are.
+    fn check_cancels(&self) -> Result<(), Broken> {
+        let is_canceled = |job: &&Arc<JobRecord>| job.state == JobState::Finalizing(Verdict::Canceled);
+        for pipeline in self.jobs.values().filter(is_canceled).filter(|job| job.steps.is_some()) {
+            let active = pipeline.tasks.iter().flat_map(|tasks| tasks.active.iter());
+            let steps = active.filter_map(|step| self.jobs.get(&pipeline.id.task(step)?));
+            let mut left = steps.filter(|step| {
+                step.cancel.is_none() && step.state.after(JobEvent::CancelRequested).is_some()
+            });
+            if let Some(step) = left.next() {
+                return broken("a cancel goes down to every step", format!("{} is {}", step.id, step.state));
+            }
         }
         Ok(())
     }

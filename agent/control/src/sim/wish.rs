@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use agent_model::job::{Limits, OnDisconnect, Resources, RetryPolicy};
+use agent_model::job::{Array, Input, Limits, OnDisconnect, Output, Resources, RetryPolicy};
+use agent_model::pipeline::{Pipeline, PipelineStep, StepOutput};
 use agent_model::{JobDraft, JobId, JobSpec};
 
 use super::chance::Chance;
@@ -35,10 +36,34 @@ pub(super) fn wish(index: u64, gangs: bool, chance: &mut Chance) -> Wish {
         },
         ..JobDraft::default()
     };
-    Wish {
-        id: format!("j{index}").parse().unwrap(),
-        spec: draft.validate().unwrap(),
-        submitted: false,
-        canceled: false,
-    }
+    let spec = match index % 4 {
+        3 => pipeline_of(&draft),
+        _ => draft.validate().unwrap(),
+    };
+    Wish { id: format!("j{index}").parse().unwrap(), spec, submitted: false, canceled: false }
+}
+
+/// The one output of each step.
+pub(super) const OUT: &str = "out";
+
+/// A pipeline of such jobs: the second step reads what the first one left, the third runs for itself.
+fn pipeline_of(draft: &JobDraft) -> JobSpec {
+    let step = |name: &str, reads: &[u32]| {
+        let bound = reads.iter().map(|step| {
+            let output = StepOutput { step: *step, output: OUT.to_owned() };
+            (format!("in{step}"), output)
+        });
+        let bound: std::collections::BTreeMap<_, _> = bound.collect();
+        let later = |name: &String| (name.clone(), Input::Literal("${{parent.jobs".to_owned()));
+        let job = JobDraft {
+            inputs: bound.keys().map(later).collect(),
+            outputs: [(OUT.to_owned(), Output::Folder)].into(),
+            ..draft.clone()
+        };
+        PipelineStep { name: name.to_owned(), job: job.validate().unwrap(), bound, after: Vec::new() }
+    };
+    let steps = vec![step("first", &[]), step("second", &[0]), step("aside", &[])];
+    let pipeline = Pipeline { steps, outputs: Default::default(), continue_on_failure: true, again: None };
+    let array = Some(Array::counted(3).unwrap());
+    JobDraft { array, pipeline: Some(Box::new(pipeline)), ..JobDraft::default() }.validate().unwrap()
 }

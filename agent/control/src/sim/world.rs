@@ -634,6 +634,9 @@ impl World {
                 }
             }
         }
+        if let Some(job) = self.disk.jobs.values().find(|job| !job.state.is_terminal()) {
+            return broken("with faults over, every step ends", format!("{} is {:?}", job.id, job.state));
+        }
         for (replica, log) in &self.disk.logs {
             if *log != lines(replica, 0..log.len() as u64) {
                 return broken("a log is what was produced", replica.to_string());

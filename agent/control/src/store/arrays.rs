@@ -1,12 +1,14 @@
-//! The record of how the tasks of an array stand.
+//! The records of how the tasks of an array stand, and the steps of a pipeline, which are its tasks.
 //!
 //! Owns the sets of indices. Invariants: an index is in at most one of them, and one that is in none of them has
 //! completed; it is moved, never copied, so it is neither lost nor started twice; what has ended stays as it is.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use agent_model::job::{Array, Indices};
-use agent_model::{Blame, Epoch, ExitStatus, Verdict};
+use agent_model::job::{Array, Indices, Input};
+use agent_model::pipeline::{NotRun, StepOutput, StepState};
+use agent_model::{Blame, Epoch, ExitStatus, JobId, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// See the module.
@@ -68,6 +70,11 @@ impl ArrayRecord {
         true
     }
 
+    /// This one is not started any more; false when it does not wait.
+    pub(crate) fn skip(&mut self, index: u32) -> bool {
+        self.waiting.remove(index) && self.canceled.insert(index)
+    }
+
     /// Nothing more is started.
     pub(crate) fn give_up(&mut self) {
         for index in std::mem::take(&mut self.waiting).iter() {
@@ -87,6 +94,51 @@ impl ArrayRecord {
             (true, false) => Verdict::Canceled,
             (true, true) => Verdict::Completed,
         }
+    }
+}
+
+/// Of the steps of a pipeline, what their indices do not tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct StepsRecord {
+    /// What each step that completed left in its outputs.
+    pub(crate) made: BTreeMap<u32, BTreeMap<String, Input>>,
+    /// Steps that are not run because they completed before: the jobs in which they did.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) reused: BTreeMap<u32, JobId>,
+    /// Steps that have no record and never get one.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) not_run: BTreeMap<u32, NotRun>,
+}
+
+impl StepsRecord {
+    /// What a step left in an output.
+    pub(crate) fn made(&self, StepOutput { step, output }: &StepOutput) -> Option<&Input> {
+        self.made.get(step)?.get(output)
+    }
+
+    /// How a step stands.
+    pub(crate) fn state(&self, tasks: &ArrayRecord, step: u32) -> StepState {
+        match step {
+            _ if tasks.waiting.contains(step) => StepState::Waiting,
+            _ if tasks.active.contains(step) => StepState::Active,
+            _ if tasks.failed.contains(step) => StepState::Ended(Verdict::Failed),
+            _ if self.not_run.contains_key(&step) => StepState::NotRun,
+            _ if tasks.canceled.contains(step) => StepState::Ended(Verdict::Canceled),
+            _ => StepState::Ended(Verdict::Completed),
+        }
+    }
+
+    /// A step completed in this or in an earlier pipeline, `reused` if it is that one's.
+    pub(crate) fn complete(&mut self, step: u32, made: BTreeMap<String, Input>, reused: Option<JobId>) {
+        self.made.insert(step, made);
+        self.reused.extend(reused.map(|job| (step, job)));
+    }
+
+    /// How the pipeline ends. What comes after a step that was canceled was not run because of that.
+    pub(crate) fn verdict(&self, tasks: &ArrayRecord) -> Verdict {
+        let nothing_made = self.not_run.values().any(|why| matches!(why, NotRun::Nothing { .. }));
+        if nothing_made { Verdict::Failed } else { tasks.verdict() }
     }
 }
 

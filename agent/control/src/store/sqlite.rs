@@ -233,6 +233,10 @@ impl Sqlite {
             if let (Some(index), Some(verdict)) = (index, verdict) {
                 tasks.begin(index);
                 let (exit, fault) = task.outcome.map_or((None, None), |ended| (ended.exit, ended.fault));
+                let made = task.made.filter(|_| verdict == Verdict::Completed);
+                if let (Some(steps), Some(made)) = (&mut job.steps, made) {
+                    steps.complete(index, made, None);
+                }
                 if tasks.settle(index, verdict, exit) && verdict == Verdict::Failed {
                     fault.into_iter().for_each(|fault| tasks.blame(fault.blame));
                 }

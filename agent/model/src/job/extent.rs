@@ -68,6 +68,7 @@ impl JobDraft {
             long(&within("services", name), &service.log_dir)?;
         }
         entries("the jobs that it comes after", self.predecessors.len())?;
+        self.steps().try_for_each(|step| step.check_extent())?;
         self.check_document()
     }
 

@@ -308,6 +308,10 @@ impl Book {
             started_at: held.started_at,
             replicas: vec![self.replica_of(report, held)],
             is_task: id.as_task().is_some_and(|(array, index)| self.claim_index(&array, index)),
+            made: id
+                .as_task()
+                .and_then(|(pipeline, _)| self.jobs.get(&pipeline)?.steps.as_ref())
+                .map(|_| BTreeMap::new()),
             ..JobRecord::new(id.clone(), request, spec.clone(), held.started_at.unwrap_or(now.wall))
         };
         self.leases.grant(self.jobs.add(job), Some(report.sent), now.boot);

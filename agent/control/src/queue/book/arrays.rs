@@ -6,14 +6,15 @@
 //! one the array ends. Invariants: an index gets a record once; no more tasks have records than may run at a time,
 //! those between two attempts among them; an array leaves the line with its last index.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use agent_model::job::Array;
+use agent_model::job::{Array, Indices};
 use agent_model::sweep::{Trial, Values};
 use agent_model::words::count;
 use agent_model::{Code, Fault, JobEvent, JobId, JobState, Outcome, Verdict};
 
-use super::{Book, Moment, line, without_run};
+use super::{Book, Moment, line, pipelines, without_run};
 use crate::scheduler::{Pending, Room, Wait};
 use crate::store::{ArrayRecord, JobRecord};
 
@@ -33,19 +34,24 @@ impl JobRecord {
         !self.state.is_terminal() && self.tasks.as_ref().is_some_and(|tasks| !tasks.waiting.is_empty())
     }
 
-    /// The record of the task of an index that waits; of a trial with its values.
+    /// The record of the task of an index that waits; of a trial with its values, of a step with what others made.
     pub(crate) fn waiting_task(&self, index: u32, values: Option<Values>) -> Option<JobRecord> {
         let tasks = self.tasks.as_ref().filter(|tasks| tasks.waiting.contains(index))?;
-        let spec = match &values {
-            Some(values) => self.spec.trial(&self.id, index, values),
-            None => self.spec.task(&self.id, index),
+        let spec = match (&self.steps, &values) {
+            (Some(steps), _) => self.spec.step(&self.id, index, |output| steps.made(output).cloned())?,
+            (None, Some(values)) => self.spec.trial(&self.id, index, values),
+            (None, None) => self.spec.task(&self.id, index),
         };
+        let own_tasks = spec.array.as_ref().map(|array| Box::new(ArrayRecord::new(array, tasks.after)));
         let request = format!("{}/{index}", self.request);
         Some(JobRecord {
             epoch: tasks.after,
             uncharged: tasks.after.0,
             is_task: true,
             seq: self.seq,
+            tasks: own_tasks,
+            // Of a sweep that is a step, what its best trial left is what it left.
+            made: (self.steps.is_some() || self.made.is_some()).then(BTreeMap::new),
             trial: values.map(|values| Box::new(Trial { values, ..Trial::default() })),
             ..JobRecord::new(self.id.task(index)?, request, spec, self.submitted_at)
         })
@@ -90,13 +96,20 @@ impl Book {
     pub(super) fn begin_task(&mut self, id: &JobId, now: Moment) {
         let Some((array, index)) = id.as_task().filter(|_| self.jobs.get(id).is_none()) else { return };
         let Some(record) = self.jobs.get(&array) else { return };
-        let Some(task) = record.waiting_task(index, self.sweeps.draw(record, index)) else { return };
-        self.claim_index(&array, index);
+        let Some(mut task) = record.waiting_task(index, self.sweeps.draw(record, index)) else { return };
+        if task.made.is_some() {
+            task.submitted_at = now.wall; // it is made when its turn comes
+        }
+        if task.made.is_none() || !broken!(StepMadeTwice) {
+            self.claim_index(&array, index);
+        }
         let task = Arc::clone(self.jobs.add(task));
+        self.sweeps.begin(id, &task.spec);
         self.line.join(&task);
-        match &task.trial {
-            Some(trial) => self.begin_trial(id, &array, index, trial, now),
-            None => self.jobs.tell(id, None, now, format!("task {index} of {array}")),
+        match (&task.trial, &task.made) {
+            (Some(trial), _) => self.begin_trial(id, &array, index, trial, now),
+            (None, Some(_)) => self.tell_of_step(id, &array, index, now),
+            (None, None) => self.jobs.tell(id, None, now, format!("task {index} of {array}")),
         }
     }
 
@@ -114,11 +127,17 @@ impl Book {
         self.begin_task(id, now);
         let Some((array, _)) = self.jobs.get(id).and_then(|job| job.task()) else { return };
         if self.jobs.state(&array) == Some(JobState::Queued) {
-            self.jobs.advance(&array, JobEvent::Placed);
-            self.jobs.advance(&array, JobEvent::AllRunning);
-            self.jobs.edit(&array, |array| array.started_at = Some(now.wall));
+            self.start_array(&array, now);
             self.jobs.tell(&array, None, now, "its first task was placed".to_owned());
+            self.start_task(&array, now); // it may be a task itself
         }
+    }
+
+    /// From now on an array runs.
+    fn start_array(&mut self, id: &JobId, now: Moment) {
+        self.jobs.advance(id, JobEvent::Placed);
+        self.jobs.advance(id, JobEvent::AllRunning);
+        self.jobs.edit(id, |array| array.started_at = Some(now.wall));
     }
 
     /// Why the arrays wait of which all that may run at a time were placed just now.
@@ -139,7 +158,9 @@ impl Book {
             return;
         };
         self.leave_line(id);
+        self.jobs.edit(id, pipelines::give_up);
         self.jobs.edit(id, |job| job.tasks.iter_mut().for_each(|tasks| tasks.give_up()));
+        let active = if broken!(CancelLeavesStep) { Indices::default() } else { active };
         for task in active.iter().filter_map(|index| id.task(index)) {
             self.cancel(&task, who, now);
         }
@@ -163,6 +184,7 @@ impl Book {
         let fault = job.outcome.as_ref().and_then(|outcome| outcome.fault.as_ref());
         let blame = fault.map(|fault| fault.blame);
         let (verdict, attempt) = (self.jobs.verdict(id), job.epoch);
+        let made = job.made.clone().filter(|_| verdict == Verdict::Completed);
         let mut told = false;
         self.jobs.edit(&array, |array| {
             // A later job of the array's name has later attempts than any of its tasks.
@@ -173,8 +195,11 @@ impl Book {
                 blame.into_iter().for_each(|blame| tasks.blame(blame));
             }
             told = settled && verdict == Verdict::Failed && tasks.failed.len() <= TOLD;
+            if let (Some(steps), Some(made)) = (&mut array.steps, made) {
+                steps.complete(index, made, None);
+            }
         });
-        if told {
+        if !self.tell_end_of_step(id, &array, index, now) && told {
             let kind = if self.sweeps.has(&array) { "trial" } else { "task" };
             self.jobs.tell(&array, None, now, format!("{kind} {index} failed: agentctl why {id}"));
         }
@@ -185,9 +210,10 @@ impl Book {
     pub(super) fn end_array(&mut self, id: &JobId, now: Moment) {
         let Some(job) = self.jobs.get(id).filter(|job| !job.state.is_terminal()) else { return };
         let Some(tasks) = job.tasks.as_ref().filter(|tasks| tasks.is_over()) else { return };
-        let (verdict, fault) = match &job.spec.sweep {
-            Some(sweep) => self.sweeps.verdict(job, sweep, tasks),
-            None => (tasks.verdict(), failed(job, tasks)),
+        let (verdict, fault) = match (&job.spec.sweep, &job.steps) {
+            (Some(sweep), _) => self.sweeps.verdict(job, sweep, tasks),
+            (None, Some(steps)) => (steps.verdict(tasks), pipelines::failed(job, steps, tasks)),
+            (None, None) => (tasks.verdict(), failed(job, tasks)),
         };
         let started_at = job.started_at;
         let exit = match verdict {
@@ -195,9 +221,13 @@ impl Book {
             Verdict::Failed => tasks.exit,
             Verdict::Canceled => None,
         };
-        if job.state == JobState::Queued {
+        let is_queued = job.state == JobState::Queued;
+        if is_queued && verdict == Verdict::Canceled {
             self.jobs.advance(id, JobEvent::CancelRequested); // no task was ever started, so each was canceled
         } else {
+            if is_queued {
+                self.start_array(id, now); // all that it needed was there already
+            }
             self.jobs.advance(
                 id,
                 match verdict {

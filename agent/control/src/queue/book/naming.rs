@@ -1,4 +1,4 @@
-//! The part of the book about names of data, and the outputs that get one.
+//! The part of the book about names of data, the outputs that get one, and those that other steps read.
 //!
 //! An output gets its name with the end of its job, in the same commit: so it is given once, also if the controller is
 //! killed, and whoever sees that the job completed sees the name. Of several ranks the first one's output counts.
@@ -10,7 +10,7 @@ use agent_model::job::OutputName;
 use agent_model::{JobId, JobState, NodeId, ReplicaId};
 
 use super::{Book, Moment, Standing};
-use crate::queue::assets::{AssetChange, AssetError, Register};
+use crate::queue::assets::{AssetChange, AssetError, FoundOutputs, Register};
 use crate::store::Naming;
 
 impl Book {
@@ -34,10 +34,15 @@ impl Book {
         self.names.change(change)
     }
 
-    /// Keeps what the outputs of a replica are that get names, until its job ends.
-    pub(crate) fn note_found(&mut self, replica: &ReplicaId, node: &NodeId, found: BTreeMap<String, Naming>) {
-        if replica.rank == 0 && !found.is_empty() && self.standing(replica, node) == Standing::Open {
-            self.jobs.edit(&replica.job, |job| job.named = found);
+    /// Keeps what the outputs of a replica are that get names or are read by other steps, until its job ends.
+    pub(crate) fn note_found(&mut self, replica: &ReplicaId, node: &NodeId, found: FoundOutputs) {
+        let FoundOutputs { named, made } = found;
+        let is_nothing = named.is_empty() && made.is_empty();
+        if replica.rank == 0 && !is_nothing && self.standing(replica, node) == Standing::Open {
+            self.jobs.edit(&replica.job, |job| {
+                job.named = named;
+                job.made.iter_mut().for_each(|known| known.clone_from(&made));
+            });
         }
     }
 

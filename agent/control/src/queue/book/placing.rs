@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use agent_model::{Code, Fault, JobEvent, JobId, NodeId, Retry};
 
-use super::{Book, Moment, arrays, line};
+use super::{Book, Moment, arrays, line, pipelines};
 use crate::scheduler::{self, Pending, Wait};
 use crate::store::ReplicaRecord;
 
@@ -17,6 +17,7 @@ impl Book {
         if !std::mem::take(&mut self.replan) && !come {
             return;
         }
+        self.follow_pipelines(now);
         self.end_arrays_again(now);
         let (rooms, pythons) = self.rooms(now);
         let (pending, waiting) = self.waiting(arrays::most(&rooms));
@@ -53,12 +54,14 @@ impl Book {
         for job in self.line.iter().filter_map(|id| self.jobs.get(id)) {
             if let Some(nodes) = unheard.clone() {
                 waiting.push((job.id.clone(), Wait::Unheard { nodes }));
-            } else if let Some(wait) = scheduler::blocked(job.held.as_deref(), &job.waits_for) {
+            } else if let Some(wait) = scheduler::blocked(self.held_by(job), &job.waits_for) {
                 waiting.push((job.id.clone(), wait));
             } else if self.line.has_date(&job.id) {
                 waiting.push((job.id.clone(), Wait::Date));
             } else if let Some(why) = self.closed.clone() {
                 waiting.push((job.id.clone(), Wait::Closed { why }));
+            } else if let Some(steps) = pipelines::running(job) {
+                waiting.push((job.id.clone(), Wait::Steps { steps }));
             } else if let Some(tasks) = &job.tasks {
                 match arrays::offered(job, tasks, room) {
                     Ok(offered) => pending.extend(offered),

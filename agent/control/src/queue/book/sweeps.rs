@@ -230,7 +230,11 @@ impl Book {
             let stop = job.trial.as_ref().and_then(|trial| trial.stop.clone());
             job.trial = Some(Box::new(Trial { stop, ..trial }));
         });
-        self.jobs.edit(&sweep, |job| job.best = best);
+        let made = self.jobs.get(id).and_then(|job| job.made.clone()).filter(|_| is_best);
+        self.jobs.edit(&sweep, |job| {
+            job.best = best;
+            job.made = made.or(job.made.take());
+        });
         self.jobs.tell(&sweep, None, now, format!("trial {index} {state}: {value}{first}"));
         self.follow(&sweep, now);
     }
