@@ -73,7 +73,7 @@ pub(super) fn document(text: &str) -> Result<Node, Rejection> {
     }
 }
 
-fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
+pub(super) fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
     let (mut warnings, mut wrong) = (Vec::new(), Mistakes::default());
     let mut top = Section::open(node, "", &keys::JOB)?;
     // A job of another kind has other rules: nothing else is reported about it.
@@ -198,7 +198,7 @@ fn no_snapshot(key: &str, error: &NoSnapshot, place: Place) -> Rejection {
         .fix("copy it from what `agentctl show JOB --as-job` prints, or name a local path")
 }
 
-fn read_name(top: &mut Section) -> Result<Option<agent_model::JobId>, Rejection> {
+pub(super) fn read_name(top: &mut Section) -> Result<Option<agent_model::JobId>, Rejection> {
     let Some(node) = top.node("name") else { return Ok(None) };
     let text = node.text().map_err(|at| within("name", at))?;
     let refuse = |error: agent_model::ids::IdError| {
@@ -302,7 +302,7 @@ fn read_retry(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mistak
     retry
 }
 
-fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Priority, Rejection> {
+pub(super) fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Priority, Rejection> {
     let Some(mut section) = top.section("queue_settings")? else { return Ok(Priority::default()) };
     let word = section.word("priority")?;
     section.finish(warnings);
@@ -346,7 +346,7 @@ pub(super) enum ReadInput {
     Absent,
 }
 
-fn refuse_unknown(given: &[(String, String)], entries: &[(Key, Node)]) -> Result<(), Rejection> {
+pub(super) fn refuse_unknown(given: &[(String, String)], entries: &[(Key, Node)]) -> Result<(), Rejection> {
     let known: Vec<String> = entries.iter().map(|(key, _)| format!("inputs.{}", key.text)).collect();
     let Some((unknown, _)) = given.iter().find(|(name, _)| !known.contains(name)) else { return Ok(()) };
     let place = entries.first().map_or(Place { line: 1, column: 1 }, |(key, _)| key.place);
@@ -357,7 +357,7 @@ fn refuse_unknown(given: &[(String, String)], entries: &[(Key, Node)]) -> Result
         }))
 }
 
-fn read_input(
+pub(super) fn read_input(
     name: String,
     node: Node,
     given: Option<&str>,

@@ -398,6 +398,11 @@ impl Entries {
         Some(self.entries.remove(index).1)
     }
 
+    /// Every value that is left.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = (&Key, &mut Node)> {
+        self.entries.iter_mut().map(|(key, node)| (&*key, node))
+    }
+
     /// Adds an entry at the end.
     pub fn put(&mut self, key: Key, node: Node) {
         self.entries.push((key, node));
