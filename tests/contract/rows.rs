@@ -43,7 +43,6 @@ const fn no(number: u32, what: &'static str, why: &'static str) -> Row {
 
 /// The service itself, which is elsewhere.
 const CLOUD: &str = "it is a service of the cloud";
-const LATER: &str = "jobs made of jobs are refused by that word";
 
 /// The whole table.
 pub(crate) const ROWS: [Row; 64] = [
@@ -183,7 +182,14 @@ pub(crate) const ROWS: [Row; 64] = [
         ],
     ),
     tests(52, "estimators", &["test_framework_and_communicator_say_together_how_a_script_is_started"]),
-    no(53, "pipelines", LATER),
+    tests(
+        53,
+        "pipelines",
+        &[
+            "test_a_pipeline_is_followed_and_what_steps_left_goes_to_the_next_by_content",
+            "test_a_failed_step_stops_what_needs_it_and_the_pipeline_goes_on_from_there",
+        ],
+    ),
     tests(
         54,
         "sweeps on every target",

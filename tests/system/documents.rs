@@ -43,6 +43,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
 /// reads it.
 const READ_ELSEWHERE: &[(&str, &str, &str)] = &[
     ("agent/docs/data.md", "datastores:", "test_the_example_of_the_guide_is_read"),
+    ("agent/docs/pipelines.md", "name: prep", "test_the_example_of_the_guide_is_read_with_its_component"),
     ("agent/docs/pools.md", "lab:", "test_the_providers_of_the_guide_are_read"),
     ("agent/docs/providers.md", "lab:", "test_the_providers_of_the_guide_are_read"),
     ("agent/docs/providers.md", "# Three clouds.", "test_the_providers_of_the_guide_are_read"),
@@ -62,6 +63,24 @@ const JOB: &str =
     "command: python3 train.py --lr ${{inputs.lr}}\ncode: .\nenvironment: host\ninputs: {lr: 0.1}\n";
 const RUNCONFIG: &str =
     "script: train.py\nenvironment: {python: {userManagedDependencies: true, interpreterPath: python3}}\n";
+const PIPELINE: &str = "\
+jobs:
+  prep:
+    component: components/prep.yml
+    inputs: {raw: {type: uri_file, path: data/iris.csv}}
+  train:
+    command: cat ${{inputs.rows}}/rows >${{outputs.model}}/lines
+    environment: host
+    inputs: {rows: '${{parent.jobs.prep.outputs.rows}}'}
+    outputs: {model: '${{parent.outputs.model}}'}
+outputs: {model: {type: uri_folder}}
+";
+const COMPONENT: &str = "\
+inputs: {raw: {type: uri_file}}
+outputs: {rows: {type: uri_folder}}
+environment: host
+command: cp ${{inputs.raw}} ${{outputs.rows}}/rows
+";
 const CONDA: &str = "channels: [main]\ndependencies: [python]\n";
 
 /// Makes the mistake whose report a document shows.
@@ -75,6 +94,8 @@ const FILES: &[(&str, &str)] = &[
     ("conda.yml", CONDA),
     ("key.txt", "hunter2\n"),
     ("data/iris.csv", "5.1,3.5\n"),
+    ("pipeline.yml", PIPELINE),
+    ("components/prep.yml", COMPONENT),
     (".azureml/local.runconfig", RUNCONFIG),
     ("my-project/train.py", TRAIN),
     ("my-project/.azureml/local.runconfig", RUNCONFIG),
@@ -323,7 +344,7 @@ fn test_every_file_in_the_documents_is_accepted() {
             if unread.len() < before {
                 continue;
             }
-            let command = match has("command:") || has("trial:") {
+            let command = match has("command:") || has("trial:") || has("jobs:") {
                 true => "agentctl check --strict file.yml",
                 false => "agentd check-config --config file.yml",
             };

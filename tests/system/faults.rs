@@ -28,7 +28,8 @@ fn test_bad_job_files_name_line_and_column() {
         ("command: [a, b\ntype: command\n", "JOB-101", "line 2"),
         ("command: echo\nlimits: {timeout: soon}\n", "JOB-102", "line 2, column 19"),
         ("command: echo ${{inputs.x}}\n", "JOB-102", "inputs.x"),
-        ("type: pipeline\njobs: {}\n", "JOB-103", "line 1"),
+        ("type: pipeline\njobs: {}\n", "JOB-102", "line 2"),
+        ("jobs: {a: {type: automl}}\n", "JOB-103", "line 1, column 17"),
         ("type: command\n", "JOB-102", "command"),
     ] {
         let dir = host.project("bad", &[("job.yml", text)]);

@@ -30,6 +30,7 @@ mod named_outputs;
 mod one_job;
 mod outputs;
 mod people;
+mod pipelines;
 mod program;
 mod queue;
 mod removal;

@@ -488,7 +488,7 @@ pub(crate) struct DownloadArgs {
     /// The logs too, as `user_logs`.
     #[arg(long)]
     pub(crate) logs: bool,
-    /// Of a sweep what all of its trials left, not only the best one.
+    /// What all trials of a sweep left, not only the best one; or all steps of a pipeline, not only its outputs.
     #[arg(long)]
     pub(crate) all: bool,
     /// Replace the directory if it exists.

@@ -20,6 +20,7 @@ use std::{fmt, io};
 use agent_cas::remote;
 use agent_model::address::AddressError;
 use agent_model::paths::{Places, user_cache};
+use agent_model::pipeline::Pipeline;
 use agent_model::{Address, Blame, Code, Fault, JobId, Principal, causes};
 use agent_proto::transport::Way;
 use agent_proto::v1::assets_client::AssetsClient;
@@ -277,7 +278,7 @@ impl Client {
 
     /// The current state of one job, by any name that [`Client::named`] understands.
     pub(crate) async fn job(&self, given: &str) -> Result<v1::Job, Failure> {
-        let Some((array, index)) = named_task(given) else {
+        let Some((array, part)) = named_part(given) else {
             let got = self.whole_job(given).await;
             let Some((sweep, index)) = named_trial(given).filter(|_| is_absent(&got)) else { return got };
             // The name that the cloud gives to a trial.
@@ -286,8 +287,14 @@ impl Client {
             let trial = answer(self.jobs().get(v1::GetJobRequest { job, ..Default::default() })).await;
             return if is_absent(&trial) { got } else { trial };
         };
-        let array = self.whole_job(array).await?.job;
-        let task = array.parse::<JobId>().ok().and_then(|array| array.task(index));
+        let array = self.whole_job(array).await?;
+        let step = || array.spec.as_ref()?.pipeline.parse::<Pipeline>().ok()?.index(part);
+        let Some(index) = part.parse().ok().or_else(step) else {
+            return Err(Fault::new(Code::JobNotFound, format!("{} has no step `{part}`", array.job))
+                .fix(format!("see which it has: agentctl show {}", array.job))
+                .into());
+        };
+        let task = array.job.parse::<JobId>().ok().and_then(|array| array.task(index));
         let job = task.map_or_else(|| given.to_owned(), String::from);
         answer(self.jobs().get(v1::GetJobRequest { job, ..Default::default() })).await
     }
@@ -443,10 +450,9 @@ fn silent(limit: Duration) -> Fault {
 }
 
 /// The job that the user `own` means among `jobs`, which are sorted newest first.
-/// The array and the index of a task that is named as `JOB[7]`.
-fn named_task(given: &str) -> Option<(&str, u32)> {
-    let (array, index) = given.strip_suffix(']')?.rsplit_once('[')?;
-    Some((array, index.parse().ok()?))
+/// The array and the index of a task that is named as `JOB[7]`, or the pipeline and the name of a step: `JOB[train]`.
+fn named_part(given: &str) -> Option<(&str, &str)> {
+    given.strip_suffix(']')?.rsplit_once('[')
 }
 
 /// The sweep and the index of a trial that is named as the cloud does it, `SWEEP_7`.
@@ -604,10 +610,10 @@ mod tests {
 
     #[test]
     fn test_a_task_is_named_by_its_array_and_index() {
-        assert_eq!(named_task("sweep[7]"), Some(("sweep", 7)));
-        assert_eq!(named_task("-[12]"), Some(("-", 12)));
-        for other in ["sweep", "sweep[]", "sweep[a]", "sweep[7", "sweep--7"] {
-            assert_eq!(named_task(other), None, "{other}");
+        assert_eq!(named_part("sweep[7]"), Some(("sweep", "7")));
+        assert_eq!(named_part("-[train]"), Some(("-", "train")));
+        for other in ["sweep", "sweep[7", "sweep--7"] {
+            assert_eq!(named_part(other), None, "{other}");
         }
         assert_eq!(named_trial("my_sweep_7"), Some(("my_sweep", 7)));
         assert_eq!(named_trial("my_sweep"), None);

@@ -35,6 +35,7 @@ mod named;
 mod nodes;
 mod outputs;
 mod people;
+mod pipelines;
 mod pool;
 mod preempt;
 mod rerun;

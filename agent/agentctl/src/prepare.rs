@@ -10,6 +10,7 @@
 
 mod check;
 mod conda;
+mod pipeline;
 mod plan;
 mod remark;
 mod requirements;
@@ -24,6 +25,7 @@ use std::path::Path;
 use agent_model::{Code, Fault};
 
 pub(crate) use check::{Findings, Mistake, check};
+use pipeline::PipelinePlan;
 pub(crate) use plan::{Changes, Plan, job_name};
 pub(crate) use remark::Remark;
 pub(crate) use ship::{Care, send};

@@ -48,9 +48,13 @@ pub(crate) struct RerunArgs {
     /// With exactly the packages that it ran with.
     #[arg(long)]
     pub(crate) locked: bool,
-    /// Of an array or a sweep: only the tasks that failed, with their indices and their values.
+    /// Of an array or a sweep: only the tasks that failed, with their indices and their values. Of a pipeline: what did not
+    /// complete.
     #[arg(long)]
     pub(crate) failed: bool,
+    /// Of a pipeline: this step and all that come after it. What completed before is not run again.
+    #[arg(long, value_name = "STEP", conflicts_with = "failed")]
+    pub(crate) from: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -69,6 +69,21 @@ impl SubmitArgs {
     pub(crate) fn array(&self) -> Option<Array> {
         self.array.clone().or_else(|| self.count.clone())
     }
+
+    /// The options that say something of one process, and so nothing of a pipeline.
+    pub(crate) fn of_one_process(&self) -> Vec<&'static str> {
+        let Needs { gpus, cpus, memory, time } = &self.needs;
+        let options = [
+            (!self.command.is_empty(), "a command"),
+            (gpus.is_some(), "--gpus"),
+            (cpus.is_some(), "--cpus"),
+            (memory.is_some(), "--memory"),
+            (time.is_some(), "--time"),
+            (self.array().is_some(), "--array"),
+            (self.sweep.is_some(), "a search space"),
+        ];
+        options.into_iter().filter(|(is_given, _)| *is_given).map(|(_, option)| option).collect()
+    }
 }
 
 #[derive(Debug, Args)]

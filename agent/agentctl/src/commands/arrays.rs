@@ -89,11 +89,14 @@ pub(super) async fn tasks_or_self(client: &Client, job: JobView) -> Result<Vec<J
 pub(super) fn require_one(job: &JobView) -> Result<(), Failure> {
     let Some(tasks) = &job.tasks else { return Ok(()) };
     let first = job.spec.array.as_ref().and_then(|array| array.indices().first()).unwrap_or_default();
+    let of = |what: &str, parts: &str| format!("{} is {what} of {} {parts}", job.job, tasks.total);
+    let (what, first) = match (&job.spec.sweep, &job.spec.pipeline) {
+        (Some(_), _) => (of("a sweep", "trials"), first.to_string()),
+        (None, Some(pipeline)) => (of("a pipeline", "steps"), pipeline.name(first)),
+        (None, None) => (of("an array", "tasks"), first.to_string()),
+    };
     Err(Failure::refused(
-        match job.spec.sweep {
-            Some(_) => format!("{} is a sweep of {} trials", job.job, tasks.total),
-            None => format!("{} is an array of {} tasks", job.job, tasks.total),
-        },
+        what,
         format!("name one of them, for example '{0}[{first}]'; list them: agentctl jobs {0}", job.job),
     ))
 }

@@ -19,6 +19,15 @@ pub(super) async fn text(
     is_locked: bool,
     output: &mut Output,
 ) -> Result<String, Failure> {
+    if job.spec.pipeline.is_some() {
+        return Err(Failure::refused(
+            format!("{} is a pipeline, which is made of several files", job.job),
+            format!(
+                "run it again as it is on record: agentctl rerun {}; or show a step: agentctl show '{}[STEP]' --as-job",
+                job.job, job.job
+            ),
+        ));
+    }
     let mut lost = lost_with_submission(&job.spec);
     let draft = draft(client, job, is_locked, output).await?;
     lost.extend(given_versions(&job.spec));

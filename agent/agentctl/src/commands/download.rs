@@ -16,8 +16,8 @@ use agent_proto::v1;
 use tokio::time::{Duration, Instant, interval, sleep};
 
 use super::arrays::tasks_or_self;
-use super::sweeps;
 use super::view::JobView;
+use super::{pipelines, sweeps};
 use crate::cli::DownloadArgs;
 use crate::client::{self, Client, Target, answer, next};
 use crate::failure::Failure;
@@ -69,7 +69,14 @@ pub(super) async fn download(
         ));
     }
     let (name, state, has_ended) = (job.job.clone(), job.state.clone(), job.has_ended());
-    let stored = stored(&client, job, output).await?;
+    let own = job.spec.pipeline.clone().filter(|pipeline| !pipeline.outputs.is_empty() && !args.all);
+    let stored = match own {
+        Some(pipeline) => {
+            let (trees, left_out) = pipelines::outputs_of(&client, &job, &pipeline).await?;
+            Stored { trees, left_out, logs: Vec::new() }
+        }
+        None => stored(&client, job, output).await?,
+    };
     if stored.trees.is_empty() && !args.logs {
         let none = if has_ended { "left no outputs" } else { "has no outputs yet" };
         output.note(&format!("{name} {none}; --logs fetches its logs"));
@@ -156,7 +163,8 @@ fn trees_of(job: &JobView) -> Vec<(String, Digest)> {
 async fn of_tasks(client: &Client, array: JobView) -> Result<Stored, Failure> {
     let mut found = Stored { trees: Vec::new(), left_out: Vec::new(), logs: Vec::new() };
     for task in tasks_or_self(client, array).await? {
-        let index = task.index.unwrap_or_default().to_string();
+        let step = task.spec.environment_variables.get("AGENTD_STEP");
+        let index = step.cloned().unwrap_or_else(|| task.index.unwrap_or_default().to_string());
         let folder = |rank: String| if rank.is_empty() { index.clone() } else { format!("{index}/{rank}") };
         match task.has_ended() {
             true => {

@@ -23,7 +23,7 @@ pub(super) async fn logs(
 ) -> Result<ExitCode, Failure> {
     let log = if args.build { Stream::Build } else { Stream::Job };
     let tail = args.tail.unwrap_or(0);
-    if let Some(code) = of_sweep(&args, to, output).await? {
+    if let Some(code) = of_story(&args, to, output).await? {
         return Ok(code);
     }
     if args.merge {
@@ -55,8 +55,8 @@ pub(super) async fn logs(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The story of a sweep, which has no log; `None` of any other job.
-async fn of_sweep(
+/// The story of a sweep or a pipeline, which has no log; `None` of any other job.
+async fn of_story(
     args: &LogsArgs,
     to: Option<&Target>,
     output: &mut Output,
@@ -64,7 +64,7 @@ async fn of_sweep(
     let client = if args.follow { Client::find_or_await(to).await? } else { Client::find(to).await? };
     let Ok(job) = client.job(&args.job).await else { return Ok(None) };
     let job = JobView::try_from(job)?;
-    if job.spec.sweep.is_none() {
+    if job.spec.sweep.is_none() && job.spec.pipeline.is_none() {
         return Ok(None);
     }
     let ended = sweeps::story(&client, &job.job, args.follow, output).await?;

@@ -8,7 +8,7 @@ use agent_model::job::{Array, Input, JobDraft};
 use agent_model::size;
 
 use super::view::JobView;
-use super::{as_job, download, submit, sweeps};
+use super::{as_job, download, pipelines, submit, sweeps};
 use crate::cli::{CodeArgs, RerunArgs};
 use crate::client::{Client, Target};
 use crate::failure::Failure;
@@ -24,7 +24,9 @@ pub(super) async fn rerun(args: &RerunArgs, to: Option<&Target>, output: &mut Ou
     let mut draft = as_job::draft(&client, &job, args.locked, output).await?;
     draft.name = args.name.as_deref().map(job_name).transpose()?;
     draft.predecessors.clear();
-    if args.failed {
+    if draft.pipeline.is_some() || args.from.is_some() {
+        pipelines::again(&mut draft, &job, args)?;
+    } else if args.failed {
         draft.array = Some(failed(&job)?);
     }
     if let Some(sweep) = draft.sweep.as_mut().filter(|_| args.failed) {

@@ -10,7 +10,7 @@ use super::download::left_out_of;
 use super::follow::{Ended, Wants, follow};
 use super::metrics::Recorded;
 use super::view::JobView;
-use super::{submit, sweeps};
+use super::{pipelines, submit, sweeps};
 use crate::cli::RunArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
@@ -47,7 +47,7 @@ async fn attempt(
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<Option<ExitCode>, Failure> {
-    let submit::Placed { client, job, is_array, is_sweep } =
+    let submit::Placed { client, job, is_array, has_story } =
         submit::place(args.submit.clone(), to, output).await?;
     if args.detach {
         how_to_go_on(&job, output);
@@ -55,9 +55,12 @@ async fn attempt(
         return Ok(Some(ExitCode::SUCCESS));
     }
     output.note(&format!("job:  {job}"));
-    if is_sweep {
+    if has_story {
         let ended = sweeps::story(&client, &job, true, output).await?;
-        sweeps::finish(&client, &ended, output).await?;
+        match &ended {
+            Ended::Job(job) if job.spec.pipeline.is_some() => pipelines::finish(&client, job, output).await?,
+            ended => sweeps::finish(&client, ended, output).await?,
+        }
         return Ok(Some(ended.exit_code()));
     }
     // An array has no log of its own.

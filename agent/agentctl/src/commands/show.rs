@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::download::left_out_of;
 use super::jobs::watch;
 use super::view::{JobView, NodeView, environment_words};
-use super::{as_job, gpus, sweeps};
+use super::{as_job, gpus, pipelines, sweeps};
 use crate::cli::ShowArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
@@ -41,19 +41,19 @@ pub(super) async fn show(args: &ShowArgs, to: Option<&Target>, output: &mut Outp
         return watch(&client, output, async |paper| whole(&client, &args.job, paper).await).await;
     }
     let paper = output.paper();
-    let text = render(&job, &gpus, SystemClock.now(), paper) + &of_trials(&client, &job, paper).await?;
+    let text = render(&job, &gpus, SystemClock.now(), paper) + &of_parts(&client, &job, paper).await?;
     output.print(&text)
 }
 
-/// A job as it stands, with the trials of a sweep.
+/// A job as it stands, with the trials of a sweep or the steps of a pipeline.
 async fn whole(client: &Client, given: &str, paper: Paper) -> Result<String, Failure> {
     let job = JobView::try_from(client.job(given).await?)?;
-    Ok(render(&job, &[], SystemClock.now(), paper) + &of_trials(client, &job, paper).await?)
+    Ok(render(&job, &[], SystemClock.now(), paper) + &of_parts(client, &job, paper).await?)
 }
 
-/// The trials of a sweep as a table; of any other job nothing.
-async fn of_trials(client: &Client, job: &JobView, paper: Paper) -> Result<String, Failure> {
-    let Some(sweep) = &job.spec.sweep else { return Ok(String::new()) };
+/// The trials of a sweep, or the steps of a pipeline, as a table; of any other job nothing.
+async fn of_parts(client: &Client, job: &JobView, paper: Paper) -> Result<String, Failure> {
+    let Some(sweep) = &job.spec.sweep else { return pipelines::steps(client, job, paper).await };
     Ok(format!("\n{}", sweeps::table(sweep, &sweeps::trials(client, job).await?, paper)))
 }
 
@@ -99,18 +99,25 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
         some(&map.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("\n"))
     };
     add("now", some(&job.detail));
-    if spec.sweep.is_none() {
+    if spec.sweep.is_none() && spec.pipeline.is_none() {
         add("array", spec.array.as_ref().map(ToString::to_string));
     }
     add("best", sweeps::best_words(job));
     add("trial", sweeps::trial_words(job));
-    add(if spec.sweep.is_some() { "trials" } else { "tasks" }, job.tasks.as_ref().map(|tasks| tasks.lines()));
+    match &spec.pipeline {
+        // The table below has each of them.
+        Some(_) => add("steps", job.tasks.as_ref().map(|tasks| tasks.counts())),
+        None => {
+            let label = if spec.sweep.is_some() { "trials" } else { "tasks" };
+            add(label, job.tasks.as_ref().map(|tasks| tasks.lines()));
+        }
+    }
     add("description", some(spec.description.trim()));
     add("experiment", some(&job.experiment));
     add("tags", pairs(&spec.tags));
     add("command", some(spec.command.trim()));
     add("code", spec.code.map(|digest| digest.hex()[..12].to_owned()));
-    add("environment", Some(environment_words(&spec.environment)));
+    add("environment", spec.pipeline.is_none().then(|| environment_words(&spec.environment)));
     add("variables", pairs(&spec.environment_variables));
     add("needs", needs(job));
     let after: Vec<String> = spec.predecessors.iter().map(ToString::to_string).collect();

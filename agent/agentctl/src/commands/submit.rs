@@ -44,7 +44,13 @@ pub(super) async fn dry_run(
 fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
     let SubmitArgs { target, config, source_directory: source, experiment, name, .. } = args.clone();
     let SubmitArgs { set, env, command, needs, .. } = args.clone();
-    Plan::read(&target, Changes { config, source, experiment, name, command, set, env, needs })
+    let plan = Plan::read(&target, Changes { config, source, experiment, name, command, set, env, needs })?;
+    match args.of_one_process().first().filter(|_| plan.pipeline.is_some()) {
+        None => Ok(plan),
+        Some(option) => Err(Fault::new(Code::JobInvalid, format!("a pipeline takes no {option}"))
+            .why("each of its steps is a job of its own")
+            .fix("leave it out, and write in the file what a step needs")),
+    }
 }
 
 /// The jobs that it waits for, by their whole names.
@@ -66,7 +72,8 @@ pub(super) struct Placed {
     /// Its name.
     pub(super) job: String,
     pub(super) is_array: bool,
-    pub(super) is_sweep: bool,
+    /// It is a sweep or a pipeline: what happens to its parts is told.
+    pub(super) has_story: bool,
 }
 
 /// Submits.
@@ -89,7 +96,7 @@ pub(super) async fn place(
         sweeps::apply(&mut plan.draft, settings, &args.drawn)?;
     }
     let is_array = plan.draft.array.is_some();
-    let is_sweep = plan.draft.sweep.is_some();
+    let has_story = plan.draft.sweep.is_some() || plan.pipeline.is_some();
     let care = if args.rehash { Care::Rehash } else { Care::Light };
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
@@ -109,7 +116,7 @@ pub(super) async fn place(
         enqueued => enqueued?,
     };
     output.rest();
-    Ok(Placed { client, job, is_array, is_sweep })
+    Ok(Placed { client, job, is_array, has_story })
 }
 
 /// Puts the job into the queue. The request has an id, so that a repeated request submits only once.

@@ -196,7 +196,7 @@ pub(super) async fn best_of(client: &Client, sweep: &JobView) -> Result<JobView,
     Ok(JobView::try_from(client.job(&format!("{name}[{}]", best.trial)).await?)?)
 }
 
-/// Prints what happens to the trials of a sweep, until it has ended.
+/// Prints what happens to the trials of a sweep or the steps of a pipeline, until it has ended.
 pub(super) async fn story(
     client: &Client,
     sweep: &str,
@@ -273,7 +273,7 @@ pub(super) async fn sweep(
 /// Prints the table of a sweep that ended.
 pub(super) async fn finish(client: &Client, ended: &Ended, output: &mut Output) -> Result<(), Failure> {
     let Ended::Job(job) = ended else {
-        output.note("detached; the sweep goes on");
+        output.note("detached; it goes on");
         return Ok(());
     };
     if let Some(sweep) = &job.spec.sweep {

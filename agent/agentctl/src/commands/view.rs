@@ -5,7 +5,10 @@ mod spec;
 
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::{Outcome, Usage};
-use agent_model::{Blame, Clock, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
+use agent_model::pipeline::Pipeline;
+use agent_model::{
+    Blame, Clock, Code, EnvSpec, Fault, JobId, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp,
+};
 use agent_proto::v1;
 use serde::Serialize;
 use serde_json::json;
@@ -52,6 +55,8 @@ pub(crate) struct JobView {
     pub(crate) trial: Option<TrialView>,
     /// Of a sweep: the best of the trials that completed.
     pub(crate) best: Option<BestView>,
+    /// Of a pipeline: the steps that are not run.
+    pub(crate) steps: Vec<StepView>,
     #[serde(skip)]
     pub(crate) spec: JobSpec,
     #[serde(skip)]
@@ -75,6 +80,23 @@ pub(crate) struct ArtifactsView {
     pub(crate) root: String,
     pub(crate) files: u64,
     pub(crate) bytes: u64,
+}
+
+/// A step that is not run.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct StepView {
+    pub(crate) step: String,
+    /// The job as which it completed before; empty for none.
+    pub(crate) reused_from: String,
+    /// Why it never runs; empty if it does.
+    pub(crate) not_run: String,
+}
+
+impl StepView {
+    pub(crate) fn of(pipeline: &Pipeline, wire: v1::StepStatus) -> StepView {
+        let v1::StepStatus { step, reused_from, not_run } = wire;
+        StepView { step: pipeline.name(step), reused_from, not_run }
+    }
 }
 
 /// A rank of the latest attempt.
@@ -107,7 +129,12 @@ impl TryFrom<v1::Job> for JobView {
         let artifacts = outcome.as_ref().and_then(|outcome| outcome.artifacts);
         let total = spec.array.as_ref().map_or(0, |array| array.indices().len());
         let index = spec.environment_variables.get("AGENTD_ARRAY_INDEX").and_then(|index| index.parse().ok());
+        let is_step = spec.environment_variables.contains_key("AGENTD_STEP");
+        let of_step = || wire.job.parse::<JobId>().ok()?.as_task().map(|(_, step)| step);
+        let index = index.or_else(|| of_step().filter(|_| is_step));
+        let told = |step| spec.pipeline.as_ref().map(|pipeline| StepView::of(pipeline, step));
         Ok(JobView {
+            steps: wire.steps.into_iter().filter_map(told).collect(),
             tasks: wire.tasks.map(|tasks| TasksView::read(&tasks, total)).transpose()?,
             index,
             trial: wire.trial.map(TrialView::from),

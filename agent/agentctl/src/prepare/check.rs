@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use agent_jobfile::yaml::Place;
-use agent_jobfile::{self as jobfile, Refused};
-use agent_model::job::Input;
-use agent_model::{Digest, Fault};
+use agent_jobfile::{self as jobfile, Misread, Refused};
+use agent_model::{Fault, JobDraft};
 
 use super::plan::Wrong;
-use super::{Changes, Plan, Remark, Source};
+use super::{Changes, Plan, Remark, Source, pipeline};
 
 /// What is wrong: in a place of a file if that is known, else the text says where.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,7 +40,8 @@ pub(crate) fn check(target: &Path) -> Findings {
         Ok(source) => source,
         Err(fault) => return Findings::of(fault.into()),
     };
-    if let Err((file, refused)) = read(&source) {
+    let mut findings = Findings::default();
+    for (file, refused) in read(&source) {
         let of = |mistake: &jobfile::Rejection| Mistake {
             code: mistake.code.as_str(),
             file: Some(file.clone()),
@@ -49,19 +49,18 @@ pub(crate) fn check(target: &Path) -> Findings {
             message: mistake.at.message.clone(),
             fix: mistake.fix.clone(),
         };
-        let mistakes = refused.mistakes.iter().map(of).collect();
-        let warnings = refused.warnings.into_iter().map(|warning| Remark::at(&file, warning)).collect();
-        return Findings { mistakes, warnings };
+        findings.mistakes.extend(refused.mistakes.iter().map(of));
+        findings.warnings.extend(refused.warnings.into_iter().map(|warning| Remark::at(&file, warning)));
+    }
+    if !findings.mistakes.is_empty() {
+        return findings;
     }
     // The document is in order; what is left are the files that it names, and rules about the whole.
     match Plan::of(&source, changes) {
         Err(wrong) => Findings::of(wrong),
         Ok(plan) => {
-            let mut draft = plan.draft;
             // The rules ask which inputs there are, not what is in them.
-            let inputs = plan.inputs.into_iter().map(|(name, _)| (name, Input::Folder(Digest::EMPTY)));
-            draft.inputs.extend(inputs);
-            let whole = draft.validate();
+            let whole = plan.stand_in().and_then(JobDraft::validate);
             Findings {
                 mistakes: whole.err().map(Mistake::from).into_iter().collect(),
                 warnings: plan.warnings,
@@ -76,19 +75,26 @@ impl Findings {
     }
 }
 
-/// The mistakes of the document itself. A file that cannot be read is left to who reads all of them.
-fn read(source: &Source) -> Result<(), (PathBuf, Refused)> {
+/// The mistakes of the document itself, and of the components of a pipeline. A file that cannot be read is left to who reads all of them.
+fn read(source: &Source) -> Vec<(PathBuf, Refused)> {
     let (file, folder) = match source {
         Source::Job(file) => (file, None),
         Source::Runconfig { file, folder, .. } => (file, Some(*folder)),
-        Source::Directory(_) | Source::Script { .. } => return Ok(()),
+        Source::Directory(_) | Source::Script { .. } => return Vec::new(),
     };
-    let Ok(text) = super::read_text(file) else { return Ok(()) };
+    let Ok(text) = super::read_text(file) else { return Vec::new() };
+    if folder.is_none() && jobfile::is_pipeline(&text) {
+        let base = file.parent().unwrap_or(Path::new(""));
+        let of_file = |Misread { file: component, refused }| {
+            (component.map_or_else(|| file.clone(), |component| base.join(component)), refused)
+        };
+        return pipeline::parse(file, &text, &[]).err().into_iter().flatten().map(of_file).collect();
+    }
     let read = match folder {
         None => jobfile::command_job(&text, &[]).map(drop),
         Some(folder) => jobfile::runconfig(&text, &[], folder).map(drop),
     };
-    read.map_err(|refused| (file.clone(), refused))
+    read.err().map(|refused| (file.clone(), refused)).into_iter().collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use agent_model::{Code, EnvSpec, Fault, JobDraft, JobId};
 
 use crate::cli::Needs;
 
-use super::{Remark, Source, conda, in_file, read, requirements, text};
+use super::{PipelinePlan, Remark, Source, conda, in_file, read, requirements, text};
 
 const REQUIREMENTS: &str = "requirements.txt";
 
@@ -44,6 +44,8 @@ pub(crate) struct Plan {
     pub(crate) inputs: Vec<(String, PathBuf)>,
     /// The context of an image to build, and the Dockerfile in it.
     pub(crate) context: Option<(PathBuf, String)>,
+    /// The steps of a pipeline.
+    pub(crate) pipeline: Option<Box<PipelinePlan>>,
     /// What the generated name of the job is made from.
     pub(crate) hint: String,
     /// Warnings about what was read, with the place.
@@ -71,6 +73,20 @@ impl From<Wrong> for Fault {
         let none = || Fault::new(Code::Bug, "a job was refused without a fault");
         let fault = faults.into_iter().reduce(also).unwrap_or_else(none);
         warnings.into_iter().fold(fault, |fault, warning| fault.also(warning, None))
+    }
+}
+
+/// A document, and what its paths are relative to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Home<'a> {
+    file: &'a Path,
+    base: &'a Path,
+}
+
+impl Home<'_> {
+    /// Of a file whose paths are relative to it.
+    pub(super) fn of(file: &Path) -> Home<'_> {
+        Home { file, base: file.parent().unwrap_or(Path::new("")) }
     }
 }
 
@@ -133,6 +149,7 @@ impl Plan {
             code: Some(dir.to_owned()),
             inputs: Vec::new(),
             context: None,
+            pipeline: None,
             hint: name,
             warnings: Vec::new(),
         })
@@ -140,6 +157,9 @@ impl Plan {
 
     fn of_job_file(file: &Path, changes: &Changes) -> Result<Plan, Wrong> {
         let text = read(file, "the job file")?;
+        if jobfile::is_pipeline(&text) {
+            return Plan::of_pipeline(file, &text, changes);
+        }
         let job =
             jobfile::command_job(&text, &changes.set).map_err(|refused| in_file(file, refused.into()))?;
         let base = file.parent().unwrap_or(Path::new(""));
@@ -177,7 +197,16 @@ impl Plan {
 
     /// From a job file that was read; what it names is relative to `base`.
     fn of_read(job: JobFile, file: &Path, base: &Path) -> Result<Plan, Wrong> {
+        Plan::of_homes(job, [Home { file, base }; 3])
+    }
+
+    /// From a job that was read; where its inputs, its code and its environment are named.
+    pub(super) fn of_homes(
+        job: JobFile,
+        [inputs_at, code_at, environment_at]: [Home<'_>; 3],
+    ) -> Result<Plan, Wrong> {
         let JobFile { draft, code, environment, inputs, warnings } = job;
+        let Home { file, base } = inputs_at;
         let path = |input| input_path(file, base, input);
         let (found, missing): (Vec<_>, Vec<_>) = inputs.into_iter().map(path).partition(Result::is_ok);
         let mut wrong: Vec<Fault> = missing.into_iter().filter_map(Result::err).collect();
@@ -187,13 +216,14 @@ impl Plan {
                 false => draft.display_name.clone(),
             },
             draft,
-            code: code.map(|path| base.join(path)),
+            code: code.map(|path| code_at.base.join(path)),
             inputs: found.into_iter().flatten().collect(),
             context: None,
+            pipeline: None,
             warnings: warnings.into_iter().map(|warning| Remark::at(file, warning)).collect(),
         };
-        wrong.extend(plan.code.iter().filter_map(|code| no_directory(file, code)));
-        wrong.extend(plan.environment(file, base, environment).err());
+        wrong.extend(plan.code.iter().filter_map(|code| no_directory(code_at.file, code)));
+        wrong.extend(plan.environment(environment_at.file, environment_at.base, environment).err());
         if plan.draft.experiment.is_empty() {
             plan.draft.experiment = directory_name(base);
         }
@@ -258,6 +288,9 @@ impl Plan {
         }
         if let Some(experiment) = changes.experiment {
             self.draft.experiment = experiment;
+        }
+        if self.pipeline.is_some() {
+            return Ok(()); // what else there is was given to its steps
         }
         if !changes.command.is_empty() {
             self.draft.command = shell_line(&changes.command);
@@ -382,7 +415,7 @@ fn no_directory(file: &Path, code: &Path) -> Option<Fault> {
     Some(Fault::new(Code::JobInvalid, what).fix(fix))
 }
 
-fn directory_name(dir: &Path) -> String {
+pub(super) fn directory_name(dir: &Path) -> String {
     // What a file that is named without a directory is in.
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());

@@ -1,5 +1,6 @@
 //! Sends the files of a plan to the store.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,7 @@ use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, s
 use tonic::Status;
 
 use super::Plan;
+use super::pipeline::of_step;
 use super::survey::{is_key, keys};
 use crate::cli::variable;
 use crate::client;
@@ -31,25 +33,16 @@ impl Plan {
         care: Care,
         output: &mut Output,
     ) -> Result<JobSpec, Fault> {
-        let Plan { mut draft, code, inputs, context, .. } = self;
         // Errors in the parts that need no file are found first, because that is cheaper.
-        let mut complete = draft.clone();
-        let stand_in = |name: &String| (name.clone(), Input::Folder(Digest::EMPTY));
-        complete.inputs.extend(inputs.iter().map(|(name, _)| stand_in(name)));
-        complete.validate()?;
-        let sender = Sender { blobs, never: never.to_vec(), cache: cache(), care };
-        if let Some(dir) = code {
-            draft.code = Some(sender.transfer("code", Kind::Code, &dir, output).await?);
+        self.stand_in()?.validate()?;
+        let mut sender = Sender { blobs, never: never.to_vec(), cache: cache(), care, sent: HashMap::new() };
+        let Some(pipeline) = self.pipeline else { return sender.job(self, "", output).await };
+        let mut jobs = Vec::new();
+        for step in &pipeline.steps {
+            let job = sender.job(step.plan.clone(), &format!("{}: ", step.name), output).await;
+            jobs.push(job.map_err(|fault| of_step(&step.name, fault))?);
         }
-        for (name, path) in inputs {
-            let input = sender.input(&format!("input {name}"), &path, output).await?;
-            draft.inputs.insert(name, input);
-        }
-        if let Some((dir, dockerfile)) = context {
-            let context = sender.transfer("build context", Kind::Whole, &dir, output).await?;
-            draft.environment = EnvSpec::Build { context, dockerfile };
-        }
-        draft.validate()
+        pipeline.of_jobs(self.draft, jobs).validate()
     }
 }
 
@@ -60,7 +53,8 @@ pub(crate) async fn send(
     never: &[PathBuf],
     output: &mut Output,
 ) -> Result<Input, Fault> {
-    let sender = Sender { blobs, never: never.to_vec(), cache: cache(), care: Care::Usual };
+    let care = Care::Usual;
+    let mut sender = Sender { blobs, never: never.to_vec(), cache: cache(), care, sent: HashMap::new() };
     sender.input("data", path, output).await
 }
 
@@ -76,7 +70,7 @@ pub(crate) enum Care {
 }
 
 /// Which files of a path are sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     File,
     /// The job's working directory: a directory by its ignore file, with room for the folders of its outputs and
@@ -103,11 +97,31 @@ struct Sender<'a> {
     /// The cache of files read before. A user without a home has none.
     cache: Option<StatCache>,
     care: Care,
+    /// What was sent already: steps of a pipeline often name the same.
+    sent: HashMap<(Kind, PathBuf), Digest>,
 }
 
 impl Sender<'_> {
+    /// Sends the files of one job; `whose` begins what is told of them.
+    async fn job(&mut self, plan: Plan, whose: &str, output: &mut Output) -> Result<JobSpec, Fault> {
+        let Plan { mut draft, code, inputs, context, .. } = plan;
+        if let Some(dir) = code {
+            draft.code = Some(self.transfer(&format!("{whose}code"), Kind::Code, &dir, output).await?);
+        }
+        for (name, path) in inputs {
+            let input = self.input(&format!("{whose}input {name}"), &path, output).await?;
+            draft.inputs.insert(name, input);
+        }
+        if let Some((dir, dockerfile)) = context {
+            let what = format!("{whose}build context");
+            let context = self.transfer(&what, Kind::Whole, &dir, output).await?;
+            draft.environment = EnvSpec::Build { context, dockerfile };
+        }
+        draft.validate()
+    }
+
     /// A file or a directory, as a job reads it.
-    async fn input(&self, what: &str, path: &Path, output: &mut Output) -> Result<Input, Fault> {
+    async fn input(&mut self, what: &str, path: &Path, output: &mut Output) -> Result<Input, Fault> {
         let kind = if path.is_file() { Kind::File } else { Kind::Folder };
         let root = self.transfer(what, kind, path, output).await?;
         Ok(match path.file_name().filter(|_| path.is_file()) {
@@ -117,12 +131,15 @@ impl Sender<'_> {
     }
 
     async fn transfer(
-        &self,
+        &mut self,
         what: &str,
         kind: Kind,
         path: &Path,
         output: &mut Output,
     ) -> Result<Digest, Fault> {
+        if let Some(sent) = self.sent.get(&(kind, path.to_owned())) {
+            return Ok(*sent);
+        }
         if let Some(cache) = self.cache.as_ref().filter(|_| self.care == Care::Rehash) {
             cache.forget(path);
         }
@@ -148,6 +165,7 @@ impl Sender<'_> {
         };
         let (files, sent) = (count(pushed.files, "file"), size::decimal(pushed.bytes_sent));
         output.note(&format!("{what}: {files}, {} changed, {sent} sent", pushed.files_sent));
+        self.sent.insert((kind, path.to_owned()), snapshot.root);
         Ok(snapshot.root)
     }
 

@@ -1,6 +1,7 @@
 //! Reports what a plan would send, before anything is sent: how much, the largest files, what rules leave out, what
 //! looks like a key. Refuses directories that nobody means to send.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -66,7 +67,16 @@ impl Plan {
         });
         let context =
             self.context.iter().map(|(dir, _)| ("build context".to_owned(), Kind::Whole, dir.as_path()));
-        code.chain(inputs).chain(context).collect()
+        let steps = self.pipeline.iter().flat_map(|pipeline| &pipeline.steps);
+        let of_steps = steps.flat_map(|step| {
+            let parts = step.plan.parts().into_iter();
+            parts.map(|(what, kind, path)| (format!("{}: {what}", step.name), kind, path))
+        });
+        let mut parts: Vec<(String, Kind, &Path)> =
+            code.chain(inputs).chain(context).chain(of_steps).collect();
+        let mut seen = HashSet::new();
+        parts.retain(|(_, kind, path)| seen.insert((*kind, *path)));
+        parts
     }
 
     /// Refuses what nobody means to send: a home directory, or a directory that contains it.

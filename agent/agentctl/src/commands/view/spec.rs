@@ -41,6 +41,7 @@ impl JobView {
             "predecessors": spec.predecessors,
             "array": spec.array,
             "sweep": spec.sweep,
+            "pipeline": spec.pipeline,
             "resume": if spec.resume_outputs { "outputs" } else { "never" },
             "resumes": spec.resumes,
             "limits": {
