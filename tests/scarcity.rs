@@ -52,6 +52,16 @@ const ROWS: &[Row] = &[
         promise: "entropy: there is none",
         run: |tally, scale| row(Means::Entropy, tally, scale),
     },
+    Row {
+        id: "WATCH",
+        promise: "watches of files: other programs of the user have all of them",
+        run: |tally, scale| row(Means::Watches, tally, scale),
+    },
+    Row {
+        id: "SPACES",
+        promise: "namespaces of users and mounts: none is left",
+        run: |tally, scale| row(Means::Namespaces, tally, scale),
+    },
 ];
 
 /// How long something is scarce.

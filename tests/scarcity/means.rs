@@ -29,6 +29,9 @@ pub(crate) enum Means {
     Bytes,
     Threads,
     Entropy,
+    /// Of files, for programs that want to hear of changes.
+    Watches,
+    Namespaces,
 }
 
 /// Descriptors a daemon may open beyond those it has.
@@ -39,6 +42,9 @@ const DESCRIPTORS_AT_START: u64 = 24;
 const SPARE_MEMORY: u64 = 3 << 20;
 /// Calls that wait at a time: more than a daemon has threads for what blocks.
 const WAITING_CALLS: usize = 700;
+
+/// What the kernel gives each user of something that is not scarce.
+const PLENTY: u64 = 10_000;
 
 impl Means {
     /// What a message may call it; one of these is enough.
@@ -52,6 +58,17 @@ impl Means {
             }
             Means::Threads => &["in time", "deadline", "timed out", "takes too long"],
             Means::Entropy => &["random"],
+            Means::Watches => &["too many open files", "inotify", "watch"],
+            Means::Namespaces => &["no space left", "namespace"],
+        }
+    }
+
+    /// The limits of the kernel that are set for it, where it is a number for each user: those of a namespace of users.
+    fn counted(self) -> &'static [&'static str] {
+        match self {
+            Means::Watches => &["max_inotify_instances", "max_inotify_watches"],
+            Means::Namespaces => &["max_user_namespaces", "max_mnt_namespaces"],
+            _ => &[],
         }
     }
 }
@@ -99,6 +116,9 @@ impl Bed {
             fleet.controller.set("HOLD_OPENS", &home.join("hold-opens").display().to_string());
             fleet.controller.set("HOLD_RANDOM", &home.join("hold-random").display().to_string());
         }
+        if !means.counted().is_empty() {
+            fleet.controller.start_by(&["unshare", "--user", "--map-root-user"]);
+        }
         let mut bed = Bed { fleet, means, disk, group, filler: None, waiting: Vec::new(), limit: None };
         bed.spawn();
         bed.fleet.ready();
@@ -137,6 +157,29 @@ impl Bed {
                 self.waiting = wait_for_logs(&self.fleet.client, log);
             }
             Means::Entropy => fs::write(home.join("hold-random"), "").expect("a file"),
+            Means::Watches | Means::Namespaces => self.count(0),
+        }
+    }
+
+    /// Sets the limits of the kernel that hold for the daemon's own namespace of users.
+    #[allow(clippy::disallowed_methods, reason = "does what an administrator does")]
+    fn count(&self, most: u64) {
+        let pid = self.fleet.controller.pid();
+        let files = self.means.counted().iter().map(|name| format!("echo {most} >/proc/sys/user/{name}"));
+        let script = files.collect::<Vec<_>>().join("; ");
+        if pid != 0 && !script.is_empty() {
+            let mut enter = std::process::Command::new("nsenter");
+            enter.args([
+                "--target",
+                &pid.to_string(),
+                "--user",
+                "--preserve-credentials",
+                "sh",
+                "-c",
+                &script,
+            ]);
+            let set = enter.status().expect("nsenter starts");
+            assert!(set.success() || self.fleet.controller.pid() != pid, "the limits cannot be set");
         }
     }
 
@@ -210,6 +253,7 @@ impl Bed {
             };
             assert!(group.limit(file, plenty), "the limit stays");
         }
+        self.count(PLENTY);
         for name in ["hold-opens", "hold-random"] {
             let _ = fs::remove_file(self.fleet.home().join(name));
         }

@@ -75,6 +75,11 @@ impl Daemon {
         Daemon { starter, ..self }
     }
 
+    /// Its program is started by these words from the next start on.
+    pub fn start_by(&mut self, starter: &[&str]) {
+        self.starter = starter.iter().map(|word| (*word).to_owned()).collect();
+    }
+
     /// Its state directory.
     pub fn state(&self) -> PathBuf {
         self.home.join("state")

@@ -10,7 +10,7 @@ use agent_model::size;
 use agent_model::words::count;
 
 use crate::docker::{self, Engine};
-use crate::{Disk, JobsRunAs, Machine, ProbeConfig, disk, python};
+use crate::{Disk, JobsRunAs, Machine, ProbeConfig, disk, limits, python};
 
 /// The first kernel with `openat2`, with which snapshots are laid out.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
@@ -30,10 +30,16 @@ pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
         disk_of(&config.state_dir, config.disk_reserve),
         clean_kill(machine),
         cgroups(machine),
+        limits_of_user(machine),
         isolation(config.jobs),
         gpu(machine),
         engine(machine, config),
     ]
+}
+
+/// What the kernel has left for the user that the daemon runs as.
+pub(crate) fn limits_of_user(machine: &Machine) -> Finding {
+    limits::finding(machine, rustix::process::geteuid().as_raw())
 }
 
 /// How the container engine answers.
@@ -177,6 +183,17 @@ pub(crate) fn disk_of(state_dir: &Path, reserve: u64) -> Finding {
             format!("see what the system says of it: `df {}`", state_dir.display()),
         ),
     }
+}
+
+/// The same of one that did not take a record of a job.
+pub(crate) fn failing_disk(why: &str) -> Finding {
+    let means = "no job starts until it takes them again; jobs that run go on";
+    Finding::bad(
+        "disk",
+        format!("it takes no records of jobs: {why}"),
+        means,
+        "look at it: `sudo dmesg` has its errors",
+    )
 }
 
 fn judge_disk(disk: &Disk, state_dir: &Path, reserve: u64) -> Finding {

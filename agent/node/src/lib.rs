@@ -12,6 +12,7 @@
 mod docker;
 mod findings;
 pub mod gpu;
+mod limits;
 pub mod net;
 mod python;
 
@@ -121,10 +122,21 @@ pub fn check(config: &ProbeConfig) -> Vec<Finding> {
     vec![findings::disk_of(&config.state_dir, config.disk_reserve)]
 }
 
-/// The findings about the container engine and root's helper, which may end or return at any moment. Asks them, so not
-/// too often.
-pub fn check_others(config: &ProbeConfig) -> [Finding; 3] {
-    [findings::engine(&Machine::here(), config), findings::rights(config), findings::conda(&config.engine)]
+/// The finding about a disk that did not take a record of a job.
+pub fn failing_disk(why: &str) -> Finding {
+    findings::failing_disk(why)
+}
+
+/// The findings about the container engine, root's helper and what the kernel has left for this user, which may change
+/// at any moment. Asks them, so not too often.
+pub fn check_others(config: &ProbeConfig) -> [Finding; 4] {
+    let machine = Machine::here();
+    [
+        findings::engine(&machine, config),
+        findings::rights(config),
+        findings::conda(&config.engine),
+        findings::limits_of_user(&machine),
+    ]
 }
 
 /// How full the machine is now. A value that cannot be measured is 0, which no caller takes for free space.
