@@ -71,6 +71,17 @@ pub(crate) struct DiskKeeper {
     marks: Watermarks,
     ballast: Arc<Ballast>,
     pressure: watch::Sender<Pressure>,
+    /// Who waits because it failed, and why the last of them does.
+    failing: watch::Sender<(usize, String)>,
+}
+
+/// That somebody waits for a disk that fails, for as long as this lives.
+pub(crate) struct Failing(watch::Sender<(usize, String)>);
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        self.0.send_modify(|(waiting, _)| *waiting -= 1);
+    }
 }
 
 impl DiskKeeper {
@@ -79,7 +90,8 @@ impl DiskKeeper {
     pub(crate) fn open(state_dir: &Path, reserve: u64) -> DiskKeeper {
         let ballast = Arc::new(Ballast::open(state_dir, agent_node::disk_size(state_dir)));
         let (dir, marks) = (state_dir.to_owned(), Watermarks::new(reserve));
-        let keeper = DiskKeeper { dir, marks, ballast, pressure: watch::Sender::new(Pressure::Enough) };
+        let (pressure, failing) = (watch::Sender::new(Pressure::Enough), watch::Sender::default());
+        let keeper = DiskKeeper { dir, marks, ballast, pressure, failing };
         keeper.look();
         keeper
     }
@@ -87,6 +99,20 @@ impl DiskKeeper {
     /// How full the disk was at the last measurement; changes are published.
     pub(crate) fn pressure(&self) -> watch::Receiver<Pressure> {
         self.pressure.subscribe()
+    }
+
+    /// A write failed because of `why`, and is tried again: until that ends the disk counts as failing.
+    pub(crate) fn is_waited_for(&self, why: &str) -> Failing {
+        self.failing.send_modify(|(waiting, last)| {
+            *waiting += 1;
+            why.clone_into(last);
+        });
+        Failing(self.failing.clone())
+    }
+
+    /// Why the disk fails, if it does; changes are published.
+    pub(crate) fn failing(&self) -> watch::Receiver<(usize, String)> {
+        self.failing.subscribe()
     }
 
     /// Whether the reserve, which is kept for what must always work, is free now.

@@ -154,6 +154,7 @@ impl NodeApi {
             labels: Default::default(),
             tunnel: None,
             preemption,
+            held_back: None, // the controller alone knows
         }
     }
 

@@ -359,7 +359,7 @@ async fn start_node(
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
     let users = Users::new(&config, jobs.clone(), &found);
-    let upkeep = Upkeep::new(probe_config(&config, &views), disk.pressure(), inventory);
+    let upkeep = Upkeep::new(probe_config(&config, &views), (disk.pressure(), disk.failing()), inventory);
     let (inventory, publisher) = (upkeep.inventory(), upkeep.publisher());
     let retention = Retention::new(jobs, clock.clone(), &boot_id).shown_in(publisher.clone());
     let (built, (wishes, wished)) = (Arc::new(Notify::new()), watch::channel(Vec::new()));

@@ -38,7 +38,7 @@ use agent_model::protocol::gang::{Ready, Roster};
 use agent_model::protocol::grant::PlacedAt;
 use agent_model::sweep::{Best, Trial};
 use agent_model::{
-    Boot, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, PoolName, Principal, ReplicaId,
+    Boot, Breaker, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, PoolName, Principal, ReplicaId,
     ReplicaStep, Timestamp,
 };
 use async_trait::async_trait;
@@ -337,6 +337,9 @@ pub(crate) struct NodeRecord {
     /// That it will be taken away.
     #[serde(default)]
     pub(crate) preemption: NodePreemption,
+    /// Whether it is held back because jobs do not start there.
+    #[serde(default)]
+    pub(crate) breaker: Breaker,
 }
 
 /// What is known of the end of a machine.

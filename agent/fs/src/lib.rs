@@ -137,6 +137,12 @@ pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
+/// The disk fails, or may only be read since it failed. It may be mended, but not by freeing space.
+pub fn is_failing(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::ReadOnlyFilesystem
+        || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+}
+
 /// Whether a program's output, or an error of which only the text is left, means that the disk is full.
 pub fn says_full(text: &str) -> bool {
     // The messages of the C library and of Go, and the numbers in messages of Rust programs.

@@ -144,6 +144,7 @@ codes! {
     NodeBusy "NODE-109" User Retry::Never, "the machine still has jobs";
     NodeTaken "NODE-110" User Retry::Never, "there is a machine of this name already";
     NodeRemoved "NODE-112" User Retry::Never, "the machine was removed from the fleet";
+    NodeUnfit "NODE-113" Node Retry::OtherNode, "the machine cannot start jobs";
     Preempted "NODE-111" Node Retry::OtherNode, "the machine of the job was taken away";
     ControllerStore "CTL-101" Platform SOON, "the controller's store failed";
     Fenced "CTL-102" Platform Retry::Never, "the report belongs to an earlier attempt";
@@ -245,6 +246,11 @@ impl Fault {
     /// What failed, and its causes, in one line.
     pub fn line(&self) -> String {
         [&self.what].into_iter().chain(&self.why).map(String::as_str).collect::<Vec<_>>().join(": ")
+    }
+
+    /// The machine alone is the cause: an attempt that ended so does not count against the limit of attempts.
+    pub fn is_free(&self) -> bool {
+        matches!(self.code, Code::Preempted | Code::NodeUnfit)
     }
 
     /// Sets what to do next.

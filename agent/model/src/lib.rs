@@ -12,6 +12,7 @@
 pub mod access;
 pub mod address;
 pub mod asset;
+pub mod breaker;
 pub mod causes;
 pub mod clock;
 pub mod container;
@@ -41,6 +42,7 @@ pub mod words;
 
 pub use access::{Principal, Role};
 pub use address::Address;
+pub use breaker::Breaker;
 pub use causes::causes;
 pub use clock::{Boot, Clock, ManualClock, SystemClock, Timestamp};
 pub use data::{DataInput, DataOutput, DataUri, SnapshotRef};

@@ -66,6 +66,9 @@ pub const TRY_VIEW: &str = "try-view";
 /// room on a disk.
 pub const LACKS: i32 = 71;
 
+/// The exit code of a shim that could not begin because the disk of its job directory fails.
+pub const DISK_FAILS: i32 = 72;
+
 /// A lack of descriptors, processes, watches of files or memory, which others may free in a moment.
 pub fn is_lack(error: &std::io::Error) -> bool {
     use nix::errno::Errno;

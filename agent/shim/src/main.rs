@@ -63,10 +63,18 @@ pub(crate) enum ShimError {
 }
 
 impl ShimError {
-    /// It can do its work when others have freed what it lacks.
-    pub(crate) fn is_lack(&self) -> bool {
-        let is_lack = |error: &io::Error| agent_shim::is_lack(error) || agent_fs::is_full(error);
-        causes(self).filter_map(|cause| cause.downcast_ref()).any(is_lack)
+    /// What it says of that when it ends.
+    fn exit_code(&self) -> u8 {
+        causes(self).filter_map(|cause| cause.downcast_ref()).find_map(not_begun).unwrap_or(70)
+    }
+}
+
+/// The exit code of a shim that this error kept from its work, if that may be different later.
+fn not_begun(error: &io::Error) -> Option<u8> {
+    match error {
+        lack if agent_shim::is_lack(lack) || agent_fs::is_full(lack) => Some(agent_shim::LACKS as u8),
+        failing if agent_fs::is_failing(failing) => Some(agent_shim::DISK_FAILS as u8),
+        _ => None,
     }
 }
 
@@ -162,7 +170,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // The container engine keeps it in its log.
             let _ = writeln!(std::io::stderr(), "cannot enter the job directory: {error}");
-            return ExitCode::from(if agent_shim::is_lack(&error) { agent_shim::LACKS as u8 } else { 74 });
+            return ExitCode::from(not_begun(&error).unwrap_or(74));
         }
     };
     let notes = Notes::new(place);
@@ -170,7 +178,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             notes.error(&error);
-            ExitCode::from(if error.is_lack() { agent_shim::LACKS as u8 } else { 70 })
+            ExitCode::from(error.exit_code())
         }
     }
 }

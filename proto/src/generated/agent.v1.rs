@@ -4183,6 +4183,17 @@ pub struct Node {
     pub cpus_used: u32,
     #[prost(uint64, tag = "12")]
     pub memory_used_bytes: u64,
+    /// It could not start jobs and gets none for a while.
+    #[prost(message, optional, tag = "13")]
+    pub held_back: ::core::option::Option<HeldBack>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HeldBack {
+    #[prost(uint64, tag = "1")]
+    pub until_ms: u64,
+    /// For people.
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Preemption {

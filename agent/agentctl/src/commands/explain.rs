@@ -129,6 +129,7 @@ fn page(code: Code) -> &'static str {
         Code::NodeTaken => page!("NODE-110"),
         Code::NodeRemoved => page!("NODE-112"),
         Code::Preempted => page!("NODE-111"),
+        Code::NodeUnfit => page!("NODE-113"),
         Code::ControllerStore => page!("CTL-101"),
         Code::Fenced => page!("CTL-102"),
         Code::RequestInvalid => page!("CTL-103"),

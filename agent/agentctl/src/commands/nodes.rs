@@ -54,9 +54,9 @@ pub(super) async fn nodes(args: &JsonArgs, to: Option<&Target>, output: &mut Out
     output.print(&parts.join("\n"))
 }
 
-/// What is known of the end of those that will be taken away; nothing where none will.
+/// Which will be taken away, and which could not start jobs; nothing where none is either.
 fn notices(nodes: &[NodeView], paper: Paper) -> String {
-    let told = nodes.iter().filter_map(|node| Some((&node.node, node.preemption.as_ref()?.describe())));
+    let told = nodes.iter().flat_map(|node| node.notices().map(|told| (&node.node, told)));
     let line =
         |(node, told): (&String, String)| format!("{} {}\n", clean(node), paper.ink.paint(Tone::Warn, &told));
     told.map(line).collect()
@@ -142,6 +142,7 @@ pub(super) mod tests {
             memory_free_bytes: 8_000_000_000,
             tunnel: None,
             preemption: None,
+            held_back: None,
             inventory: Inventory {
                 os: "Ubuntu 22.04.4 LTS".into(),
                 cpus: 8,
@@ -189,6 +190,12 @@ pub(super) mod tests {
         assert_eq!(node.condition(), "preempted");
         node.liveness = "not_responding".into();
         assert_eq!(node.condition(), "not_responding", "it is gone, or about to be");
+        let mut node = small();
+        let reason = "the node cannot keep track of the job: Input/output error".to_owned();
+        node.held_back = Some(v1::HeldBack { until_ms: 1_800_000_000_000, reason }.into());
+        let told = "box could not start jobs and is tried again at 08:00:00 UTC: the node cannot keep track of the job: \
+                    Input/output error\n";
+        assert_eq!((notices(&[node.clone()], paper).as_str(), node.condition()), (told, "held_back"));
     }
 
     #[test]

@@ -220,8 +220,7 @@ fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
         size::decimal(inventory.memory)
     );
     let _ = writeln!(text, "  {hardware}");
-    if let Some(told) = &node.preemption {
-        let told = told.describe();
+    for told in node.notices() {
         let _ = writeln!(text, "  {}", wrap(&paper.ink.paint(Tone::Warn, &told), paper.width, 4));
     }
     if !inventory.labels.is_empty() {
@@ -302,6 +301,12 @@ fn hints(glance: &Glance, now: Timestamp) -> Vec<String> {
             let fix = finding.fix.as_deref().unwrap_or("agentctl doctor says more");
             let (topic, found) = (clean(&finding.topic), clean(&finding.found));
             hints.push(format!("{} takes no jobs: {topic}: {found}; {}", node.node, clean(fix)));
+        }
+        if node.condition() == "held_back" {
+            hints.push(format!(
+                "{} gets no jobs for now: agentctl doctor says more; agentctl undrain {0} tries it at once",
+                node.node
+            ));
         }
         let there = glance.uplink.as_ref().map_or("", |_| ", asked of the controller");
         match node.eligibility.as_str() {

@@ -359,6 +359,8 @@ pub(crate) struct NodeView {
     pub(crate) tunnel: Option<TunnelView>,
     /// That it will be taken away, if so.
     pub(crate) preemption: Option<PreemptionView>,
+    /// That it could not start jobs and gets none for a while, if so.
+    pub(crate) held_back: Option<HeldBackView>,
     #[serde(serialize_with = "inventory_json")]
     pub(crate) inventory: Inventory,
 }
@@ -369,6 +371,26 @@ fn inventory_json<S: serde::Serializer>(inventory: &Inventory, to: S) -> Result<
     let kept = inventory.environments.iter().map(EnvironmentView::from);
     document["environments"] = json!(kept.collect::<Vec<_>>());
     document.serialize(to)
+}
+
+/// Until when a machine gets no jobs because it could not start some.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct HeldBackView {
+    pub(crate) until_ms: u64,
+    pub(crate) reason: String,
+}
+
+impl HeldBackView {
+    /// `could not start jobs and is tried again at 08:00:00 UTC: …`
+    pub(crate) fn describe(&self) -> String {
+        clean(&agent_model::breaker::describe(Timestamp(self.until_ms), &self.reason)).into_owned()
+    }
+}
+
+impl From<v1::HeldBack> for HeldBackView {
+    fn from(wire: v1::HeldBack) -> HeldBackView {
+        HeldBackView { until_ms: wire.until_ms, reason: wire.reason }
+    }
 }
 
 /// An environment that a machine keeps.
@@ -421,6 +443,7 @@ impl TryFrom<v1::Node> for NodeView {
             memory_free_bytes: load.memory_free,
             tunnel: wire.tunnel.map(TunnelView::from),
             preemption: wire.preemption.map(PreemptionView::from),
+            held_back: wire.held_back.map(HeldBackView::from),
             inventory: Inventory::try_from(wire.inventory.unwrap_or_default())?,
         })
     }
@@ -438,16 +461,23 @@ impl NodeView {
     pub(crate) fn condition(&self) -> &str {
         match self.eligibility.as_str() {
             _ if self.preemption.is_some() && self.liveness == "ready" => "preempted",
+            "open" if self.held_back.is_some() && self.liveness == "ready" => "held_back",
             "open" => &self.liveness,
             closed => closed,
         }
+    }
+
+    /// Why it gets no new work for a while, or for ever, where it says so itself.
+    pub(crate) fn notices(&self) -> impl Iterator<Item = String> {
+        let goes = self.preemption.as_ref().map(PreemptionView::describe);
+        goes.into_iter().chain(self.held_back.as_ref().map(HeldBackView::describe))
     }
 
     /// The colour of that word.
     pub(crate) fn tone(&self) -> Tone {
         match self.condition() {
             "ready" => Tone::Good,
-            "degraded" | "draining" | "cordoned" | "enrolling" | "preempted" => Tone::Warn,
+            "degraded" | "draining" | "cordoned" | "enrolling" | "preempted" | "held_back" => Tone::Warn,
             _ => Tone::Bad,
         }
     }

@@ -38,7 +38,10 @@ pub(crate) fn preempted(notice: &Preemption, node: &NodeId) -> Fault {
 /// Whether a machine that goes can be the cause of this ending.
 pub(crate) fn is_of_the_machine(ending: &Ending) -> bool {
     let of_machine = |fault: &Fault| {
-        matches!(fault.code, Code::NodeRebooted | Code::RunLost | Code::LaunchFailed | Code::LeaseOver)
+        matches!(
+            fault.code,
+            Code::NodeRebooted | Code::RunLost | Code::LaunchFailed | Code::NodeUnfit | Code::LeaseOver
+        )
     };
     ending.fault.as_ref().is_some_and(of_machine)
 }
@@ -58,6 +61,7 @@ pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
     let code = match error {
         _ if is_no_space(error) => Code::DiskFull,
         FetchError::Data { .. } => Code::DataNode,
+        _ if is_of_the_disk(error) => Code::NodeUnfit,
         _ if is_damaged(error) => Code::SnapshotDamaged,
         _ if is_absent(error) => Code::SnapshotMissing,
         _ if is_unusable(error) => Code::SnapshotUnsafe,
@@ -72,6 +76,7 @@ pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
         Code::DiskFull => {
             fault.fix("free space on the node's disk; `agentctl doctor` shows how much there is")
         }
+        Code::NodeUnfit => fault.fix(FAILING),
         Code::SnapshotMissing | Code::SnapshotDamaged if elsewhere => {
             let fix = "submit the job again with `agentctl`: it sends what the store lacks or holds damaged; look at \
                        the server that `blob_store` names";
@@ -84,6 +89,14 @@ pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
         }
         _ => fault.fix("look at the log of agentd on the node"),
     }
+}
+
+/// What to do about a disk that fails.
+const FAILING: &str = "look at the disk of agentd's state directory on the node: `sudo dmesg` has its errors";
+
+/// Whether code or an input could not be laid out because the disk of the node fails.
+pub(crate) fn is_of_the_disk(error: &FetchError) -> bool {
+    !matches!(error, FetchError::Data { .. }) && disk_fails(error)
 }
 
 /// The wait before the retry of something that was killed or interrupted from outside.
@@ -226,6 +239,16 @@ pub(crate) fn is_lack(error: &LaunchError) -> bool {
             || causes(error).filter_map(|cause| cause.downcast_ref()).any(agent_shim::is_lack))
 }
 
+/// Whether the disk of the node fails, and nothing was started because of that.
+pub(crate) fn disk_fails(error: &(dyn Error + 'static)) -> bool {
+    let said = |cause: &(dyn Error + 'static)| match cause.downcast_ref::<LaunchError>() {
+        Some(LaunchError::Refused { status, .. }) => status.code() == Some(agent_shim::DISK_FAILS),
+        Some(LaunchError::Unready { status, .. }) => *status == i64::from(agent_shim::DISK_FAILS),
+        _ => cause.downcast_ref().is_some_and(agent_fs::is_failing),
+    };
+    causes(error).any(said)
+}
+
 /// Whether a shim found that the node lacks something, and began nothing.
 fn found_lack(error: &LaunchError) -> bool {
     match error {
@@ -248,6 +271,8 @@ pub(crate) fn launch(error: &LaunchError) -> Fault {
             .because(error)
             .fix("somebody removed the image on the node; the next attempt gets it again")
             .with_retry(Retry::SameNode),
+        failing if disk_fails(failing) => unfit("the command could not be started", failing)
+            .fix(FAILING),
         lack if found_lack(lack) => {
             Fault::new(Code::LaunchFailed, "the command could not be started")
                 .because(lack)
@@ -261,6 +286,8 @@ pub(crate) fn launch(error: &LaunchError) -> Fault {
         full if is_no_space(full) => Fault::new(Code::DiskFull, "the command could not be started")
             .because(full)
             .fix("free space on the disk of agentd's state directory on the node"),
+        LaunchError::Spawn { .. } if !is_lack(error) => unfit("the command could not be started", error)
+            .fix("install `agent-shim` beside `agentd` on the node, of the same release"),
         other => Fault::new(Code::LaunchFailed, "the command could not be started")
             .because(other)
             .fix("run `agentctl doctor` on the node; what it marks as bad keeps jobs from starting"),
@@ -350,9 +377,14 @@ pub(crate) fn rebooted() -> Fault {
         .fix("nothing is wrong with the job: submit it again, or allow retries")
 }
 
+/// The fault for a node that no job had a part in: whatever is placed there fails as well.
+fn unfit(what: &str, error: &(dyn Error + 'static)) -> Fault {
+    Fault::new(Code::NodeUnfit, what).because(error)
+}
+
 /// The fault for a replica whose record or directory cannot be read or written.
 pub(crate) fn unusable(error: &(dyn Error + 'static)) -> Fault {
-    let code = if is_no_space(error) { Code::DiskFull } else { Code::LaunchFailed };
+    let code = if is_no_space(error) { Code::DiskFull } else { Code::NodeUnfit };
     Fault::new(code, "the node cannot keep track of the job")
         .because(error)
         .fix("check space and permissions of agentd's state directory on the node")

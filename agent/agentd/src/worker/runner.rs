@@ -45,6 +45,7 @@ use tracing::error;
 
 use self::follow::{Silence, Stop};
 use self::shipping::Shipping;
+use self::wait::Tries;
 use super::faults::Ending;
 use super::journal::{JournalError, Record};
 use super::prestaged_trees::Wish;
@@ -226,9 +227,9 @@ impl Runner {
     /// Journals the state of the current step as soon as there is room, and publishes it.
     async fn note(&mut self, detail: &str) -> Step<()> {
         self.take_given();
-        let mut in_vain = 0;
+        let mut tries = Tries::begin();
         while let Err(error) = self.worker.journal.enter(&self.record).await {
-            self.room_for(&error, &mut in_vain).await?;
+            self.write_again(&error, &mut tries).await?;
         }
         self.show(detail);
         Continue(())

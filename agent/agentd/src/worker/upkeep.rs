@@ -34,6 +34,7 @@ const PROBE_EVERY: Duration = Duration::from_secs(60);
 pub(crate) struct Upkeep {
     probe: ProbeConfig,
     pressure: watch::Receiver<Pressure>,
+    failing: watch::Receiver<(usize, String)>,
     inventory: watch::Sender<Inventory>,
 }
 
@@ -41,10 +42,10 @@ impl Upkeep {
     /// For a machine whose `inventory` was just taken.
     pub(crate) fn new(
         probe: ProbeConfig,
-        pressure: watch::Receiver<Pressure>,
+        (pressure, failing): (watch::Receiver<Pressure>, watch::Receiver<(usize, String)>),
         inventory: Inventory,
     ) -> Upkeep {
-        Upkeep { probe, pressure, inventory: watch::Sender::new(inventory) }
+        Upkeep { probe, pressure, failing, inventory: watch::Sender::new(inventory) }
     }
 
     /// The inventory of the machine, now and after each change.
@@ -65,6 +66,7 @@ impl Upkeep {
             let ended = tokio::select! {
                 () = tokio::time::sleep_until(asked + ASK_ENGINE_EVERY) => false,
                 Ok(()) = self.pressure.changed() => false,
+                Ok(()) = self.failing.changed() => false,
                 () = until_closed(engine.as_mut()) => true,
             };
             let depth = match (probed.elapsed() >= PROBE_EVERY, asked.elapsed() >= ASK_ENGINE_EVERY) {
@@ -113,6 +115,9 @@ impl Upkeep {
                 renewed(&self.inventory.borrow(), findings)
             }
         };
+        if let (1.., why) = &*self.failing.borrow() {
+            found = renewed(&found, vec![agent_node::failing_disk(why)]);
+        }
         self.inventory.send_if_modified(|known| {
             // Other tasks update these.
             found.environments.clone_from(&known.environments);
@@ -206,7 +211,12 @@ mod tests {
         };
         assert_ne!(grade(&inventory), Grade::Bad);
         let (keeper, pressure) = watch::channel(Pressure::Ample);
-        let full = Upkeep::new(ProbeConfig { disk_reserve: u64::MAX, ..probe.clone() }, pressure, inventory);
+        let (_disk, failing) = watch::channel(Default::default());
+        let full = Upkeep::new(
+            ProbeConfig { disk_reserve: u64::MAX, ..probe.clone() },
+            (pressure, failing),
+            inventory,
+        );
         let mut known = full.inventory();
         let room = Upkeep { probe, ..full.clone() };
         let begun = Instant::now();
@@ -271,7 +281,8 @@ mod tests {
         };
         let before = found(&inventory);
         let (_keeper, pressure) = watch::channel(Pressure::Ample);
-        let upkeep = Upkeep::new(probe.clone(), pressure, inventory);
+        let (_disk, failing) = watch::channel(Default::default());
+        let upkeep = Upkeep::new(probe.clone(), (pressure, failing), inventory);
         let (mut known, asked) = (upkeep.inventory(), *came.borrow());
         let mut running = Box::pin(upkeep.run());
         let mut hears = came.subscribe();

@@ -201,7 +201,7 @@ impl Services {
     /// A node for the wire, with the labels of its token and the error of its clock.
     fn node_to_wire(&self, node: NodeState) -> v1::Node {
         let id = node.record.id.clone();
-        let mut wire = to_wire(node);
+        let mut wire = to_wire(node, self.gate.clock.now());
         wire.tunnel = self.tunnel_of(&id);
         wire.labels = self.gate.registry.labels(&id).into_iter().collect();
         if let (Some(ahead), Some(inventory)) = (self.gate.sessions.skew(&id), &mut wire.inventory) {
@@ -403,7 +403,7 @@ fn lives_twice(twice: &Twice) -> v1::Notice {
     }
 }
 
-fn to_wire(node: NodeState) -> v1::Node {
+fn to_wire(node: NodeState, now: Timestamp) -> v1::Node {
     v1::Node {
         labels: Default::default(),
         tunnel: None,
@@ -429,6 +429,11 @@ fn to_wire(node: NodeState) -> v1::Node {
             .preemption
             .notice()
             .map(|notice| v1::Preemption { deadline_ms: notice.deadline.0, reason: notice.reason.clone() }),
+        held_back: node
+            .record
+            .breaker
+            .hold(now)
+            .map(|hold| v1::HeldBack { until_ms: hold.until().0, reason: hold.why.clone() }),
     }
 }
 

@@ -17,6 +17,7 @@ mod closing;
 mod environments;
 mod fleet;
 mod gangs;
+mod held_back;
 mod jobs;
 mod kept;
 mod line;
@@ -243,7 +244,10 @@ impl Book {
             _ if matches!(job.state, JobState::NotResponding(_)) => {
                 format!("{} does not answer; the job goes on there", replica.node)
             }
-            None => format!("waiting for {} to take it", replica.node),
+            None => match self.fleet.get(&replica.node).and_then(NodeState::failed_check) {
+                None => format!("waiting for {} to take it", replica.node),
+                Some(check) => format!("waiting for {} to take it, which {check}", replica.node),
+            },
             Some(step) if replica.detail.is_empty() => step.describe().to_owned(),
             Some(_) => replica.detail.clone(),
         };
@@ -371,6 +375,7 @@ impl Book {
         if let Some(stored) = outcome.artifacts {
             self.jobs.tell(id, Some(node), now, format!("stored {stored}"));
         }
+        self.judge_start(node, id, &outcome, now);
         self.jobs.edit(id, |job| job.started_at = outcome.started_at.or(job.started_at));
         self.end_rank(replica, RankEnd::Told(outcome), now);
         Standing::Open
@@ -519,6 +524,7 @@ impl Book {
             .chain(self.gangs.next())
             .chain(self.next_preemption(now))
             .chain(self.next_sweep_end(now))
+            .chain(self.next_hold_end(now))
             .chain(date)
             .min()
     }

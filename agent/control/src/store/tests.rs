@@ -91,6 +91,7 @@ async fn test_everything_committed_is_there_after_reopen() {
                 reason: "maintenance".into(),
             }),
         },
+        breaker: Default::default(),
     };
     let settled = SettledRecord { replica: "b.1.0".parse().unwrap(), node: node.id.clone() };
     let documents = vec![Document::Node(Box::new(node)), Document::Settled(settled.clone())];
@@ -352,6 +353,7 @@ fn node_record() -> NodeRecord {
         last_seen: Timestamp(5),
         inventory: Inventory::default(),
         preemption: NodePreemption::default(),
+        breaker: Default::default(),
     }
 }
 

@@ -109,7 +109,7 @@ pub(crate) fn is_from_elsewhere(record: &ExitRecord) -> bool {
 
 /// Whether a machine that shuts down can cause this fault: no exit record, or a failed start.
 pub(crate) fn may_be_of_the_machine(fault: &Fault) -> bool {
-    matches!(fault.code, Code::RunLost | Code::LaunchFailed | Code::OutOfMemory)
+    matches!(fault.code, Code::RunLost | Code::LaunchFailed | Code::NodeUnfit | Code::OutOfMemory)
 }
 
 fn ended_from_elsewhere(record: &ExitRecord, signal: i32) -> Fault {

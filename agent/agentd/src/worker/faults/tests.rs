@@ -325,6 +325,29 @@ fn test_lack_is_not_blamed_on_who_asked_for_an_environment() {
 }
 
 #[test]
+fn test_a_disk_that_fails_is_the_fault_of_the_node_alone() {
+    let refused = |status: i32| LaunchError::Refused {
+        dir: "job".into(),
+        status: std::os::unix::process::ExitStatusExt::from_raw(status << 8),
+        said: String::new(),
+    };
+    let unready = LaunchError::Unready { dir: "job".into(), status: 72, said: String::new() };
+    let clean = |errno: Errno| LaunchError::Clean { path: "exit.json".into(), source: errno.into() };
+    for failing in [refused(agent_shim::DISK_FAILS), unready, clean(Errno::IO), clean(Errno::ROFS)] {
+        assert!(disk_fails(&failing) && !is_lack(&failing), "{failing}");
+        let fault = launch(&failing);
+        assert_eq!((fault.code, fault.blame, fault.is_free()), (Code::NodeUnfit, Blame::Node, true));
+        assert!(fault.fix.is_some_and(|fix| fix.contains("`sudo dmesg`")));
+    }
+    assert!(!disk_fails(&refused(70)) && !disk_fails(&clean(Errno::NOSPC)));
+    let missing = LaunchError::Spawn { shim: "agent-shim".into(), source: Errno::NOENT.into() };
+    assert_eq!(launch(&missing).code, Code::NodeUnfit, "every job fails for want of it");
+    assert_eq!(launch(&clean(Errno::NOSPC)).code, Code::DiskFull);
+    let record = std::io::Error::from(Errno::ACCESS);
+    assert_eq!(unusable(&record).code, Code::NodeUnfit);
+}
+
+#[test]
 fn test_start_waits_for_what_is_given_back() {
     let spawn = |errno: Errno| LaunchError::Spawn { shim: "shim".into(), source: errno.into() };
     let code = |errno| launch(&spawn(errno)).code;

@@ -20,7 +20,7 @@ use agent_runtime::exec::{ContainerSpec, LaunchError, Running};
 use agent_shim::{Hidden, Launch};
 use tokio::time::Instant;
 
-use super::wait::LACK_PATIENCE;
+use super::wait::{DISK_PATIENCE, LACK_PATIENCE};
 use super::{End, Runner, Step, or_end};
 use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
@@ -150,8 +150,7 @@ impl Runner {
                 Ok(running) => return Continue(running),
                 Err(error) => error,
             };
-            let patient = begun.elapsed() < LACK_PATIENCE;
-            if let Some(running) = self.after_failed_start(&error, patient, &mut backoff).await? {
+            if let Some(running) = self.after_failed_start(&error, begun.elapsed(), &mut backoff).await? {
                 return Continue(running);
             }
             self.say(&usual);
@@ -164,9 +163,10 @@ impl Runner {
     async fn after_failed_start(
         &mut self,
         error: &LaunchError,
-        patient: bool,
+        waited: Duration,
         backoff: &mut Backoff,
     ) -> Step<Option<Running>> {
+        let patient = waited < LACK_PATIENCE;
         match error {
             // The container is gone, and the engine is unreachable.
             error if error.is_engine_away() => return Continue(None),
@@ -176,6 +176,7 @@ impl Runner {
                 return Continue(None);
             }
             error if faults::is_lack(error) && patient => {}
+            error if faults::disk_fails(error) && waited < DISK_PATIENCE => {}
             // It must not be reported as failed while it may run.
             error if faults::is_unsure(error) => match self.recall().await? {
                 None if patient => {} // its supervisor was killed before it was allowed to begin

@@ -21,7 +21,7 @@ use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, de
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::wait::{LACK_PATIENCE, for_helper};
+use super::wait::{DISK_PATIENCE, LACK_PATIENCE, Tries, for_helper};
 use super::{Runner, Step, or_end};
 use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
@@ -45,9 +45,9 @@ impl Runner {
         if self.record.step != ReplicaStep::Accepted {
             return Continue(());
         }
-        let mut in_vain = 0;
+        let mut tries = Tries::begin();
         while let Err(error) = recover::prepare(&self.dir, &self.record).await {
-            self.room_for(&error, &mut in_vain).await?;
+            self.write_again(&error, &mut tries).await?;
         }
         self.note("").await
     }
@@ -85,7 +85,7 @@ impl Runner {
     ) -> Result<Vec<(Digest, Laid)>, FetchError> {
         let (store, prestaged_trees, spec) =
             (&self.worker.store, &self.worker.prestaged_trees, &self.record.spec);
-        let (mut backoff, mut unsound) = (Backoff::default(), None);
+        let (mut backoff, mut unsound, begun) = (Backoff::default(), None, Instant::now());
         loop {
             let trees = prestaged_trees.list();
             let fetching = Fetching::default();
@@ -102,6 +102,11 @@ impl Runner {
                 Err(error) => error,
                 laid => return laid,
             };
+            if faults::is_of_the_disk(&error) && begun.elapsed() < DISK_PATIENCE {
+                let what = format!("for the disk of the node: {}", causes::tell(&error));
+                self.wait(&mut backoff, &what).await;
+                continue;
+            }
             let doubtful = store.is_elsewhere() && faults::is_unsound(&error);
             let waits = match doubtful {
                 true => unsound.get_or_insert_with(Instant::now).elapsed() < DOUBT,

@@ -8,20 +8,42 @@ use std::error::Error;
 use std::ops::ControlFlow::{Break, Continue};
 use std::time::Duration;
 
+use agent_model::causes;
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::{End, Runner, Step};
+use crate::disk::Failing;
 use crate::worker::backoff::Backoff;
 use crate::worker::faults;
 
 /// How long a build or a start waits for descriptors, processes or memory before it is left to another node.
 pub(super) const LACK_PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long one waits for a disk that fails before it is left to another node, and this one gets no more jobs.
+pub(super) const DISK_PATIENCE: Duration = Duration::from_secs(5 * 60);
+
 /// The wait before the next try of a write that failed for lack of room although there is some.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 
 /// How often such a write is tried again.
 const IN_VAIN: u32 = 3;
+
+/// A write of the node's own records that is tried until it succeeds, or there is no hope.
+pub(super) struct Tries {
+    begun: Instant,
+    backoff: Backoff,
+    /// How often there was no room although there is some.
+    in_vain: u32,
+    /// The disk fails: until the write succeeds or is given up.
+    failing: Option<Failing>,
+}
+
+impl Tries {
+    pub(super) fn begin() -> Tries {
+        Tries { begun: Instant::now(), backoff: Backoff::default(), in_vain: 0, failing: None }
+    }
+}
 
 impl Runner {
     /// Publishes that it waits, and for `what`, and sleeps, longer each time.
@@ -98,14 +120,21 @@ impl Runner {
         self.say(&detail);
     }
 
-    /// Returns when the write that failed with `error` for lack of room may be tried again. `in_vain` counts failures
-    /// although there is room: after a few, the write needs more than there ever is.
-    pub(super) async fn room_for(
+    /// Returns when the write that failed with `error` may be tried again: when there is room, or, of one that failed
+    /// otherwise, after a while, for [`DISK_PATIENCE`]. After a few failures although there is room, it needs more than
+    /// there ever is.
+    pub(super) async fn write_again(
         &self,
         error: &(dyn Error + Send + Sync + 'static),
-        in_vain: &mut u32,
+        tries: &mut Tries,
     ) -> Step<()> {
-        if !faults::is_no_space(error) || *in_vain == IN_VAIN {
+        if !faults::is_no_space(error) && tries.begun.elapsed() < DISK_PATIENCE {
+            let why = causes::tell(error);
+            tries.failing.get_or_insert_with(|| self.worker.disk.is_waited_for(&why));
+            let what = format!("for the disk of the node: {why}");
+            return self.unless_stopped(self.wait(&mut tries.backoff, &what)).await;
+        }
+        if !faults::is_no_space(error) || tries.in_vain == IN_VAIN {
             return Break(End::Failed(faults::unusable(error)));
         }
         if self.worker.disk.give_way() {
@@ -115,7 +144,7 @@ impl Runner {
             return self.admit().await;
         }
         // The room may have been freed since the failure.
-        *in_vain += 1;
+        tries.in_vain += 1;
         self.unless_stopped(tokio::time::sleep(ROOM_EVERY)).await
     }
 }

@@ -22,7 +22,7 @@ use agent_model::node::{Finding, Gpu, Grade, Inventory, Load};
 use agent_model::protocol::gang::Ready;
 use agent_model::protocol::orders::Obeyed;
 use agent_model::words::count;
-use agent_model::{Boot, JobId, JobSpec, NodeId, Preemption, ReplicaId, ReplicaStep, Timestamp};
+use agent_model::{Boot, Breaker, JobId, JobSpec, NodeId, Preemption, ReplicaId, ReplicaStep, Timestamp};
 
 use super::adopt::{Described, Unproved};
 use super::jobs::Jobs;
@@ -99,6 +99,8 @@ pub(crate) struct NodeState {
     /// What it has of what jobs need.
     kept: Arc<NodeCache>,
     leaving: Leaving,
+    /// It was held back when that was last looked at.
+    pub(super) held_back: bool,
 }
 
 /// Whether a node retires.
@@ -124,6 +126,7 @@ impl NodeState {
             unproved: Vec::new(),
             kept: Arc::default(),
             leaving: Leaving::No,
+            held_back: false,
         }
     }
 
@@ -137,6 +140,7 @@ impl NodeState {
             last_seen: now.wall,
             inventory: Inventory::default(),
             preemption: NodePreemption::default(),
+            breaker: Breaker::default(),
         };
         NodeState::new(record, controller_epoch)
     }
@@ -194,8 +198,8 @@ impl NodeState {
         Room {
             node: self.record.id.clone(),
             presence: Presence::There,
-            closed: self.closed(),
-            slots: inventory.slots,
+            closed: self.closed(now),
+            slots: self.slots(jobs, now),
             size: Size::given_by(inventory),
             job_cpus: inventory.job_cpus,
             unfit: unfit(inventory),
@@ -213,30 +217,36 @@ impl NodeState {
     }
 
     /// Why it takes no new work, as text for users.
-    fn closed(&self) -> Option<Cow<'static, str>> {
+    fn closed(&self, now: Timestamp) -> Option<Cow<'static, str>> {
         if let Some(notice) = self.record.preemption.notice() {
             return Some(notice.describe().into());
         }
+
         let why = match (self.record.eligibility, self.record.liveness) {
             (Eligibility::Draining, _) => "is being drained",
             (Eligibility::Cordoned, _) => "is cordoned",
-            (_, Liveness::Degraded) => return Some(self.failed_check().into()),
+            (_, Liveness::Degraded) => return self.failed_check().map(Cow::from),
             (_, Liveness::NotResponding | Liveness::Down) => "does not answer",
             (_, Liveness::Removed) => "was removed",
-            (_, Liveness::Enrolling | Liveness::Ready) if self.linked => return None,
+            (_, Liveness::Enrolling | Liveness::Ready) if self.linked => {
+                let hold = self.record.breaker.hold(now)?;
+                return Some(hold.describe().into());
+            }
             (_, Liveness::Enrolling | Liveness::Ready) => "is not connected",
         };
         Some(why.into())
     }
 
     /// The failed check of a node that answers.
-    fn failed_check(&self) -> String {
-        match self.record.inventory.findings.iter().find(|finding| finding.grade == Grade::Bad) {
-            Some(Finding { topic, found, means, .. }) => {
-                format!("fails the check `{topic}`: {found}; {means}")
-            }
-            None => "fails a check, see `agentctl doctor`".to_owned(),
+    pub(super) fn failed_check(&self) -> Option<String> {
+        if self.record.liveness != Liveness::Degraded {
+            return None;
         }
+        let failed = self.record.inventory.findings.iter().find(|finding| finding.grade == Grade::Bad);
+        Some(failed.map_or_else(
+            || "fails a check, see `agentctl doctor`".to_owned(),
+            |Finding { topic, found, means, .. }| format!("fails the check `{topic}`: {found}; {means}"),
+        ))
     }
 }
 
@@ -321,6 +331,10 @@ impl Fleet {
 
     pub(super) fn get(&self, id: &NodeId) -> Option<&NodeState> {
         self.nodes.get(id)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut NodeState> {
+        self.nodes.values_mut()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &NodeState> {
@@ -429,11 +443,12 @@ impl Fleet {
     /// Allows new work on a node, or stops it; `None` when there is no such node.
     pub(super) fn set_eligibility(&mut self, id: &NodeId, event: EligibilityEvent) -> Option<bool> {
         let node = self.nodes.get_mut(id)?;
+        let cleared = event == EligibilityEvent::Uncordon && node.record.breaker.clear();
         if event == EligibilityEvent::Uncordon {
             node.leaving = Leaving::No;
         }
         let next = node.record.eligibility.after(event);
-        let changed = next != node.record.eligibility;
+        let changed = next != node.record.eligibility || cleared;
         if changed {
             node.record.eligibility = next;
             self.unwritten.insert(id.clone());

@@ -109,6 +109,9 @@ impl Book {
                 }
             });
         }
+        if held.started_at.is_some() {
+            self.has_started(node);
+        }
         if stepped {
             let mut text = held.step.describe_with(&held.detail);
             if gang {
@@ -192,6 +195,7 @@ impl Book {
 
     /// Notes which nodes fell silent, and takes replicas whose lease is over from their nodes.
     pub(crate) fn expire(&mut self, now: Moment) {
+        self.end_holds(now);
         for (id, jobs) in self.fleet.silent(now.boot) {
             self.replan = true;
             for job in jobs {

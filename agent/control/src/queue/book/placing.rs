@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use agent_model::{Code, Fault, JobEvent, JobId, NodeId, Retry};
+use agent_model::{Fault, JobEvent, JobId, NodeId, Retry};
 
 use super::{Book, Moment, arrays, line, pipelines};
 use crate::scheduler::{self, Pending, Wait};
@@ -114,7 +114,7 @@ impl Book {
         let next = self.lives.next(job.epoch);
         let counted = u32::try_from(job.epoch.0 + 1 - job.uncharged).unwrap_or(u32::MAX);
         let wait = match fault.retry {
-            _ if fault.code == Code::Preempted => Duration::ZERO,
+            _ if fault.is_free() => Duration::ZERO,
             Retry::SameNode => Duration::ZERO,
             Retry::After(at_least) => job.spec.retry.wait_before(counted).max(at_least),
             Retry::Never | Retry::OtherNode => job.spec.retry.wait_before(counted),

@@ -223,9 +223,9 @@ impl Book {
         end
     }
 
-    /// An attempt that ended because its machine was taken away does not count against the limit of attempts.
+    /// An attempt that ended because of its machine alone does not count against the limit of attempts.
     pub(super) fn uncharge(&mut self, id: &JobId, fault: Option<&Fault>) {
-        if fault.is_some_and(|fault| fault.code == Code::Preempted) {
+        if fault.is_some_and(Fault::is_free) {
             self.jobs.edit(id, |job| job.uncharged += 1);
         }
     }
@@ -245,7 +245,7 @@ impl JobRecord {
         let counted = self.epoch.0 - self.uncharged;
         let allowed =
             fault.retry != agent_model::Retry::Never && counted < u64::from(self.spec.retry.max_attempts);
-        self.cancel.is_none() && (allowed || fault.code == Code::Preempted)
+        self.cancel.is_none() && (allowed || fault.is_free())
     }
 }
 

@@ -24,6 +24,7 @@ fn node(name: &str) -> NodeRecord {
         last_seen: Timestamp(0),
         inventory: Inventory { slots: 2, ..Inventory::default() },
         preemption: Default::default(),
+        breaker: Default::default(),
     }
 }
 
