@@ -10,6 +10,7 @@ mod a_taken;
 mod a_wire;
 mod b_lengths;
 mod b_logs;
+mod c_damage;
 mod c_disk;
 mod c_files;
 mod c_host;
@@ -40,6 +41,7 @@ fn rows() -> Vec<&'static Row> {
         c_host::ROWS,
         c_files::ROWS,
         c_lost::ROWS,
+        c_damage::ROWS,
         c_disk::ROWS,
         d_data::ROWS,
         d_envs::ROWS,
@@ -58,7 +60,7 @@ pub(crate) fn suite() -> Suite {
         merge: Part::Rows(&[
             "A1", "A2", "A3", "A4", "A6", "A8", "A14", "A17", "A19", "A20", "A21", "SWEEP", "B1", "B2", "B3",
             "B4", "B8", "B9", "B10", "C1", "C2", "C5", "C7", "C9", "C11", "C12", "C13", "C14", "C15", "C16",
-            "D1", "D2", "D3",
+            "C17", "C18", "C19", "C20", "D1", "D2", "D3",
         ]),
         after: &[(ENGINE, Part::Rows(&["D2", "D3"]))],
         long: &[
@@ -72,6 +74,7 @@ pub(crate) fn suite() -> Suite {
             ("C13", 50),
             ("A19", 45),
             ("C1", 40),
+            ("C17", 60),
         ],
     }
 }

@@ -33,7 +33,7 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 /// A command of the product: its code, and both its outputs.
-fn ctl(socket: &Path, arguments: &[&str]) -> (i32, String, String) {
+pub(crate) fn ctl(socket: &Path, arguments: &[&str]) -> (i32, String, String) {
     let mut ctl = command(binaries().join("agentctl"));
     let ran =
         ctl.arg("--socket").arg(socket).args(arguments).env("NO_COLOR", "1").output().expect("it starts");
@@ -143,6 +143,7 @@ fn holes(tally: &mut Tally, _: &Scale) {
     for (what, cut) in [("removed", None), ("shortened", Some(3))] {
         tally.case(&format!("the archive of a job that ended is {what}"), || archive(cut));
     }
+    tally.case("a byte in the archive of a job that ended is changed", changed);
     for live in [true, false] {
         let name = if live { "while it runs" } else { "after its end" };
         tally.case(&format!("segments are removed {name}, with the daemon down"), || segments(live));
@@ -172,6 +173,21 @@ fn archive(cut: Option<u64>) {
         assert!(!err.contains("has recorded nothing"), "{words:?}: {err}");
         assert_eq!(code == 0, words[1] == "-f", "{words:?}: who follows gets the end of the job: {err}");
     }
+}
+
+fn changed() {
+    let mut fleet = Fleet::one_box();
+    let job = fleet.client.run("echo one; echo two");
+    assert_eq!(fleet.client.ended(&job).state, "Completed");
+    fleet.controller.kill();
+    let file = fleet.controller.state().join(format!("controller/archive/{job}/1.0.job"));
+    let text = fs::read_to_string(&file).expect("the archive has it");
+    fs::write(&file, text.replace("two", "tow")).expect("it can be written");
+    fleet.controller.spawn();
+    fleet.ready();
+    let (code, out, err) = ctl(&fleet.controller.socket(), &["logs", &job]);
+    assert!(code != 0 && err.contains("are not what the job wrote"), "{code}: {out} {err}");
+    assert_eq!(out, "one\ntow\n", "what there is is shown");
 }
 
 fn segments(live: bool) {

@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use agent_blocking::{Blocking, spawn_blocking};
+use agent_cas::Hasher;
 use agent_model::{Code, Epoch, Fault, JobId, ReplicaId, size};
 use agent_proto::v1;
 use bytes::Bytes;
@@ -322,6 +323,8 @@ struct LogReader {
     offset: u64,
     log_file: Arc<LogFile>,
     growth: watch::Receiver<u64>,
+    /// What was read of the attempt, as long as that is all of it from its beginning.
+    read: Hasher,
 }
 
 /// Bytes of one attempt.
@@ -361,41 +364,59 @@ impl LogReader {
             offset,
             growth: log_file.growth(),
             log_file,
+            read: Hasher::new(),
         })
     }
 
-    /// The record of an attempt knows how long the log was when it was complete. What is missing of that is told after
-    /// what there is.
-    fn require_all(&self) -> Result<(), Status> {
+    /// The record of an attempt knows how long the log was when it was complete, and what was in it. What is missing of
+    /// that, or is something else, is told after what there is.
+    fn require_all(&mut self) -> Result<(), Status> {
         let there = self.log_file.len();
-        let whole = {
+        let read = std::mem::take(&mut self.read).finish();
+        let (whole, digest) = {
             let view = self.view.borrow();
             let rank = view.job.rank(self.rank).filter(|_| view.job.epoch == self.epoch);
             let outcome = rank.and_then(|rank| match &rank.end {
                 Some(RankEnd::Told(outcome)) => Some(outcome),
                 _ => None,
             });
-            outcome.map_or(0, |outcome| match self.channel {
-                Channel::Tracking => outcome.tracking_bytes,
-                Channel::Log(stream) => {
-                    outcome.streams.iter().find(|end| end.stream == stream).map_or(0, |end| end.digest.size)
+            match (outcome, self.channel) {
+                (None, _) => (0, None),
+                (Some(outcome), Channel::Tracking) => (outcome.tracking_bytes, None),
+                (Some(outcome), Channel::Log(stream)) => {
+                    let end = outcome.streams.iter().find(|end| end.stream == stream);
+                    end.map_or((0, None), |end| (end.digest.size, Some(end.digest)))
                 }
-            })
+            }
         };
-        if there >= whole {
+        let is_other = digest.is_some_and(|digest| digest.size == read.size && digest.hash != read.hash);
+        if there >= whole && !is_other {
             return Ok(());
         }
         let what = match self.channel {
             Channel::Tracking => "metrics".to_owned(),
             Channel::Log(stream) => format!("{stream} log"),
         };
-        let gone = size::binary(whole - there);
-        let fault = Fault::new(
-            Code::ControllerStore,
-            format!("{gone} of {} of the {what} are gone from the archive", size::binary(whole)),
-        )
-        .why(format!("{} had them when the job ended; somebody removed or shortened its file", self.job))
-        .fix("bring the file back from a backup of `controller/archive`, if there is one");
+        let (told, why) = match is_other {
+            true => (
+                format!("some of the {} of the {what} are not what the job wrote", size::binary(whole)),
+                format!(
+                    "{} had another digest of them when it ended; somebody or the disk changed its file",
+                    self.job
+                ),
+            ),
+            false => (
+                format!(
+                    "{} of {} of the {what} are gone from the archive",
+                    size::binary(whole - there),
+                    size::binary(whole)
+                ),
+                format!("{} had them when the job ended; somebody removed or shortened its file", self.job),
+            ),
+        };
+        let fault = Fault::new(Code::ControllerStore, told)
+            .why(why)
+            .fix("bring the file back from a backup of `controller/archive`, if there is one");
         let status = agent_proto::status(&fault);
         Err(Status::with_details(tonic::Code::DataLoss, status.message(), status.details().to_vec().into()))
     }
@@ -407,6 +428,9 @@ impl LogReader {
             let (over, next_epoch) = self.attempt();
             self.growth.mark_unchanged();
             if let Some(piece) = self.read().await? {
+                if self.channel != Channel::Tracking && piece.offset == self.read.size() {
+                    self.read.update(&piece.data);
+                }
                 return Ok(Some(piece));
             }
             if !self.follow || (over && next_epoch.is_none() && self.ended()) {
@@ -434,7 +458,7 @@ impl LogReader {
         let replica = ReplicaId { job: self.job.clone(), epoch, rank: self.rank };
         self.log_file = self.archive.log_file(&replica, self.channel).await?;
         self.growth = self.log_file.growth();
-        (self.epoch, self.offset) = (epoch, 0);
+        (self.epoch, self.offset, self.read) = (epoch, 0, Hasher::new());
         Ok(())
     }
 
