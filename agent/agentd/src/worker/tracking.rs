@@ -254,7 +254,13 @@ fn router(runs: Runs) -> Router {
         .route("/", post(traces::start))
         .route("/search", post(traces::search))
         .route("/{id}", get(traces::get))
-        .route("/{id}/tags", patch(traces::tag).delete(traces::tag));
+        .route("/delete-traces", post(traces::delete))
+        .route("/{id}/tags", patch(traces::tag).delete(traces::drop_tag))
+        .route("/{id}/assessments", post(traces::assess))
+        .route(
+            "/{id}/assessments/{assessment}",
+            get(traces::assessment).patch(traces::reassess).delete(traces::unassess),
+        );
     let bytes = Router::new()
         .route("/artifacts", get(artifacts::list))
         .route("/artifacts/{*address}", put(artifacts::put).get(artifacts::fetch).delete(artifacts::delete));
@@ -262,6 +268,8 @@ fn router(runs: Runs) -> Router {
         .nest("/api/2.0/mlflow", api)
         .nest("/api/2.0/mlflow/registered-models", registered)
         .nest("/api/2.0/mlflow/model-versions", versions)
+        // Clients of MLflow 3 make some of these calls under the older version.
+        .nest("/api/2.0/mlflow/traces", traces.clone())
         .nest("/api/3.0/mlflow/traces", traces)
         .nest("/api/2.0/mlflow-artifacts", bytes)
         .fallback(async || Refusal::unknown_call())

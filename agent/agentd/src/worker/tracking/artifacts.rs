@@ -283,8 +283,14 @@ pub(super) async fn list(Caller(run): Caller, Asked(asked): Asked<List>) -> Answ
     let _turn = run.file_turn().await?;
     let place = place(&run, &asked.path).await?;
     let artifacts = run.artifacts.clone();
+    let is_root = place.is_empty();
     let listed = agent_blocking::spawn_blocking(move || artifacts.list("", &join(&place), ""));
-    let files = listed.await.map_err(|error| Refusal::disk("the call was interrupted", &error.into()))??;
+    let mut files =
+        listed.await.map_err(|error| Refusal::disk("the call was interrupted", &error.into()))??;
+    if is_root {
+        let hidden = run.clone().with(|open| open.folders_of_others()).await?;
+        files.retain(|file| !hidden.iter().any(|other| file["path"] == other.as_str()));
+    }
     Ok(Json(json!({ "files": files })))
 }
 

@@ -16,12 +16,14 @@ use super::models;
 use super::run::{self, OpenRun, Run, tag};
 use super::search::{self, Filter, Searched, SortKey};
 
-/// The longest name of a metric, parameter or tag, in bytes.
+/// The longest name of a metric, parameter or tag, in characters, as MLflow counts.
 const MAX_KEY: usize = 250;
-/// The longest value of a parameter, in bytes.
+/// The longest value of a parameter, in characters; MLflow shortens a longer one.
 const MAX_PARAM: usize = 6000;
-/// The longest value of a tag, in bytes.
+/// The longest value of a tag, in characters; MLflow shortens a longer one.
 const MAX_TAG: usize = 8000;
+/// The tag that says whether a run was deleted.
+const LIFECYCLE: &str = "agentd.lifecycle";
 /// The default and largest number of entries in one page.
 const PAGE: usize = 25_000;
 
@@ -115,7 +117,7 @@ async fn set_lifecycle(run: Arc<Run>, which: Which, stage: &'static str) -> Answ
         if label.is_empty() {
             return Err(Refusal::denied("the run of a job lives as long as the job"));
         }
-        open.record(&label, vec![tag("agentd.lifecycle", stage)])?;
+        open.record(&label, vec![tag(LIFECYCLE, stage)])?;
         Ok(Json(json!({})))
     })
     .await
@@ -197,8 +199,11 @@ async fn record(
     params: Vec<Pair>,
     tags: Vec<Pair>,
 ) -> Answer {
+    let params =
+        params.into_iter().map(|Pair { key, value }| Pair { key, value: shortened(value, MAX_PARAM) });
+    let params: Vec<Pair> = params.collect();
     run.with(move |open| {
-        let label = open.label(which.id())?;
+        let label = active(open, which.id())?;
         let params = new_params(open, &label, params)?;
         models::link(open, which.id(), &metrics)?;
         let metrics = new_metrics(open, &label, metrics)?;
@@ -209,14 +214,26 @@ async fn record(
     .await
 }
 
+/// The label of a run that takes records: it exists and was not deleted.
+fn active(open: &mut OpenRun<'_>, run_id: &str) -> Result<String, Refusal> {
+    let label = open.label(run_id)?;
+    if open.data(&label)?.tag(LIFECYCLE) == Some("deleted") {
+        return Err(Refusal::invalid(format!(
+            "The run {run_id} must be in the 'active' state. Current state is deleted."
+        )));
+    }
+    Ok(label)
+}
+
 /// The metrics that are not recorded yet. When a client stores a model, it repeats earlier metrics with the model's
-/// id.
+/// id; and the same point again is one point.
 fn new_metrics(open: &mut OpenRun<'_>, label: &str, metrics: Vec<Metric>) -> Result<Vec<Metric>, Refusal> {
     let known = &open.data(label)?.metrics;
     let is_new = |metric: &Metric| match (known.get(&metric.key), moment(metric.timestamp)) {
-        (Some(latest), Some(at)) if !metric.model_id.is_empty() => {
+        (Some(latest), Some(at)) => {
             let is_same = latest.value.to_bits() == metric.value.0.to_bits() && latest.step == metric.step.0;
-            at > latest.newest || (at == latest.newest && !is_same)
+            let is_repeated = at == latest.newest && is_same;
+            !is_repeated && (metric.model_id.is_empty() || at >= latest.newest)
         }
         _ => true,
     };
@@ -248,30 +265,54 @@ fn new_params(open: &mut OpenRun<'_>, label: &str, params: Vec<Pair>) -> Result<
 fn records_of(metrics: &[Metric], params: &[Pair], tags: &[Pair]) -> Result<Vec<TrackingRecord>, Refusal> {
     let mut records = Vec::with_capacity(metrics.len() + params.len() + tags.len());
     for Metric { key, value, timestamp, step, .. } in metrics {
-        fits("a metric's name", key, MAX_KEY)?;
+        names("a metric", key)?;
+        if timestamp.0 < 0 {
+            return Err(Refusal::invalid(format!(
+                "Got invalid timestamp {} for metric '{key}' (timestamp must be a nonnegative integer)",
+                timestamp.0
+            )));
+        }
         let (metric, value, step) = (key.clone(), value.0, step.0);
         records.push(TrackingRecord::Metric { metric, value, step, time: moment(*timestamp) });
     }
     for Pair { key, value } in params {
-        fits("a parameter's name", key, MAX_KEY)?;
-        fits("a parameter's value", value, MAX_PARAM)?;
+        names("a parameter", key)?;
         records.push(TrackingRecord::Param { param: key.clone(), text: value.clone() });
     }
     for Pair { key, value } in tags {
-        fits("a tag's name", key, MAX_KEY)?;
-        fits("a tag's value", value, MAX_TAG)?;
-        records.push(tag(key, value));
+        names("a tag", key)?;
+        records.push(tag(key, &shortened(value.clone(), MAX_TAG)));
     }
     Ok(records)
 }
 
+/// Fails unless this can be a name: MLflow keeps each as a file, so it must be a path that leads downwards.
+fn names(what: &str, key: &str) -> Result<(), Refusal> {
+    fits(&format!("the name of {what}"), key, MAX_KEY)?;
+    let is_path = !key.is_empty() && key.split('/').all(|part| !matches!(part, "" | "." | ".."));
+    match is_path {
+        true => Ok(()),
+        false => Err(Refusal::invalid(format!(
+            "Invalid name: '{key}' cannot be the name of {what}: it is a path, which must be whole and lead downwards"
+        ))),
+    }
+}
+
 fn fits(what: &str, text: &str, most: usize) -> Result<(), Refusal> {
-    match text.len() {
+    match text.chars().count() {
         length if length > most => {
-            Err(Refusal::invalid(format!("{what} may have {most} bytes, this one has {length}")))
+            Err(Refusal::invalid(format!("{what} may have {most} characters, this one has {length}")))
         }
         _ => Ok(()),
     }
+}
+
+/// The first so many characters of a text.
+fn shortened(mut text: String, most: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(most) {
+        text.truncate(end);
+    }
+    text
 }
 
 #[derive(Default, Deserialize)]
@@ -289,7 +330,12 @@ pub(super) async fn log_inputs(Caller(run): Caller, Asked(asked): Asked<LogInput
         let label = open.label(asked.which.id())?;
         for input in &asked.datasets {
             let data = &input["dataset"];
-            let id = [&data["name"], &data["digest"]].map(|part| part.as_str().unwrap_or_default());
+            // One data set may be used for several things.
+            let context = input["tags"].as_array().and_then(|tags| {
+                tags.iter().find(|tag| tag["key"] == "mlflow.data.context").map(|tag| &tag["value"])
+            });
+            let id = [&data["name"], &data["digest"], context.unwrap_or(&Value::Null)];
+            let id = id.map(|part| part.as_str().unwrap_or_default());
             open.keep_document(&label, answer::INPUT, &id.join("\t"), input)?;
         }
         keep_models(open, &label, answer::MODEL_INPUT, &asked.models)
@@ -345,7 +391,7 @@ pub(super) async fn log_model(Caller(run): Caller, Asked(asked): Asked<LogModel>
         let mut models: Vec<Value> = known.unwrap_or_default();
         models.push(model);
         let mut text = json!(models).to_string();
-        while text.len() > MAX_TAG && models.len() > 1 {
+        while text.chars().count() > MAX_TAG && models.len() > 1 {
             models.remove(0);
             text = json!(models).to_string();
         }
@@ -412,7 +458,7 @@ pub(super) async fn search_runs(Caller(run): Caller, Asked(asked): Asked<Search>
         let orders = asked.order_by.iter().map(String::as_str).chain(["start_time DESC", "run_id"]);
         let keys = orders.map(SortKey::parse).collect::<Result<Vec<_>, _>>()?;
         search::sort(&mut runs, Searched::RUN, &keys);
-        let (runs, token) = search::page(runs, &asked.page_token, asked.max_results, PAGE);
+        let (runs, token) = search::page(runs, &asked.page_token, asked.max_results, PAGE)?;
         Ok(Json(json!({ "runs": runs, "next_page_token": token })))
     })
     .await
@@ -478,8 +524,21 @@ async fn remember_name(run: Arc<Run>, name: String) -> Result<(), Refusal> {
     .await
 }
 
-pub(super) async fn search_experiments(Caller(run): Caller) -> Answer {
-    Ok(Json(json!({ "experiments": [experiment(&run, "")] })))
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SearchExperiments {
+    filter: String,
+    view_type: String,
+}
+
+pub(super) async fn search_experiments(
+    Caller(run): Caller,
+    Asked(asked): Asked<SearchExperiments>,
+) -> Answer {
+    let filter = Filter::parse(&asked.filter)?;
+    let mut found = vec![experiment(&run, "")];
+    found.retain(|one| asked.view_type != "DELETED_ONLY" && filter.accepts(Searched::REGISTERED, one));
+    Ok(Json(json!({ "experiments": found })))
 }
 
 /// Labels of an experiment are not stored, but a script that sets them must not fail.
@@ -504,7 +563,11 @@ pub(super) async fn list_artifacts(Caller(run): Caller, Asked(asked): Asked<List
     run.with(move |open| {
         let label = open.label(asked.which.id())?;
         let root_uri = open.run.artifact_uri(asked.which.id());
-        let files = open.run.artifacts.list(&label, &asked.path, &asked.path)?;
+        let mut files = open.run.artifacts.list(&label, &asked.path, &asked.path)?;
+        if label.is_empty() && asked.path.is_empty() {
+            let hidden = open.folders_of_others()?;
+            files.retain(|file| !hidden.iter().any(|other| file["path"] == other.as_str()));
+        }
         Ok(Json(json!({ "root_uri": root_uri, "files": files })))
     })
     .await

@@ -11,10 +11,9 @@ use serde_json::{Value, json};
 use super::Caller;
 use super::answer::{self, Answer, Asked, Integer, Pair, Refusal, number};
 use super::calls::Metric;
-use super::run::OpenRun;
+use super::run::{MODEL, OpenRun};
 use super::search::{self, Filter, Searched, SortKey};
 
-const MODEL: &str = "model";
 /// The default page size of a search.
 const PAGE: usize = 100;
 
@@ -186,7 +185,7 @@ pub(super) async fn search(Caller(run): Caller, Asked(asked): Asked<Search>) -> 
                 found.sort_by_key(place);
             }
         }
-        let (models, token) = search::page(found, &asked.page_token, asked.max_results, PAGE);
+        let (models, token) = search::page(found, &asked.page_token, asked.max_results, PAGE)?;
         Ok(Json(json!({ "models": models, "next_page_token": token })))
     })
     .await

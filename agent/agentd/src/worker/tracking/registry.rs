@@ -30,6 +30,9 @@ struct Registered {
     aliases: Vec<Alias>,
     /// In the form for clients, the oldest first.
     versions: Vec<Value>,
+    /// The number of the last version that was made, which may be deleted: no number is given twice.
+    #[serde(default)]
+    last_version: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -61,9 +64,7 @@ pub(super) struct Named {
 
 pub(super) async fn create(Caller(run): Caller, Asked(asked): Asked<Named>) -> Answer {
     run.with(move |open| {
-        if asked.name.is_empty() {
-            return Err(Refusal::invalid("a registered model needs a name"));
-        }
+        check_name(&asked.name)?;
         if open.document("", REGISTERED, &asked.name)?.is_some() {
             let message = format!("Registered Model (name={}) already exists.", asked.name);
             return Err(Refusal::exists(message));
@@ -77,10 +78,22 @@ pub(super) async fn create(Caller(run): Caller, Asked(asked): Asked<Named>) -> A
             tags: Value::Array(pairs(&asked.tags)),
             aliases: Vec::new(),
             versions: Vec::new(),
+            last_version: 0,
         };
         keep(open, model).map(|model| Json(json!({ "registered_model": model.shown() })))
     })
     .await
+}
+
+/// Fails unless this can be the name of a registered model.
+fn check_name(name: &str) -> Result<(), Refusal> {
+    match name {
+        "" => Err(Refusal::invalid("Registered model name cannot be empty.")),
+        name if name.contains(['/', ':']) => Err(Refusal::invalid(format!(
+            "Invalid Registered Model name: '{name}'. Names cannot contain '/' or ':'."
+        ))),
+        _ => Ok(()),
+    }
 }
 
 pub(super) async fn get(Caller(run): Caller, Asked(asked): Asked<Named>) -> Answer {
@@ -112,7 +125,8 @@ pub(super) async fn update(caller: Caller, Asked(asked): Asked<Named>) -> Answer
 pub(super) async fn rename(Caller(run): Caller, Asked(asked): Asked<Named>) -> Answer {
     run.with(move |open| {
         let mut model = model(open, &asked.name)?;
-        if asked.new_name.is_empty() || open.document("", REGISTERED, &asked.new_name)?.is_some() {
+        check_name(&asked.new_name)?;
+        if open.document("", REGISTERED, &asked.new_name)?.is_some() {
             return Err(Refusal::exists(format!("`{}` cannot be its name", asked.new_name)));
         }
         for version in &mut model.versions {
@@ -239,14 +253,15 @@ fn found(mut all: Vec<Value>, asked: &Search) -> Result<(Vec<Value>, String), Re
     if let Some(order) = &asked.order_by {
         search::sort(&mut all, Searched::REGISTERED, &[SortKey::parse(order)?]);
     }
-    Ok(search::page(all, &asked.page_token, asked.max_results, PAGE))
+    search::page(all, &asked.page_token, asked.max_results, PAGE)
 }
 
 pub(super) async fn create_version(Caller(run): Caller, Asked(asked): Asked<Named>) -> Answer {
     run.with(move |open| {
         let mut model = model(open, &asked.name)?;
         let now = open.now().0;
-        let last = model.versions.last().and_then(number_of).unwrap_or(0);
+        let last = model.versions.last().and_then(number_of).unwrap_or(0).max(model.last_version);
+        model.last_version = last + 1;
         let run_id = match asked.source.strip_prefix("models:/") {
             Some(id) if asked.run_id.is_empty() => models::source_run(open, id)?,
             _ => json!(asked.run_id),

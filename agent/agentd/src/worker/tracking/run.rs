@@ -16,6 +16,9 @@ use super::book::{self, Book, Data, History, Point, RUN};
 
 /// The separator between the id of the job's run and the label of another run.
 const BESIDE: &str = "--";
+/// The kind of the documents about logged models, and about traces.
+pub(super) const MODEL: &str = "model";
+pub(super) const TRACE: &str = "trace";
 /// Names that cannot be labels, such as folders of a job's artifacts.
 const TAKEN: [&str; 6] = ["", "logs", "models", "named-outputs", "outputs", "traces"];
 /// The most waiting calls of one job and kind; with more, clients retry.
@@ -214,6 +217,18 @@ impl OpenRun<'_> {
         document: &Value,
     ) -> Result<(), Refusal> {
         self.record(label, vec![tag(&book::document(kind, id), &document.to_string())])
+    }
+
+    /// The folders among the artifacts of the job's run that belong to other runs, to models and to traces.
+    pub(super) fn folders_of_others(&mut self) -> Result<Vec<String>, Refusal> {
+        let mut folders: Vec<String> =
+            self.runs()?.keys().filter(|label| !label.is_empty()).cloned().collect();
+        for (folder, kind) in [("models", MODEL), ("traces", TRACE)] {
+            if !self.documents("", kind)?.is_empty() {
+                folders.push(folder.to_owned());
+            }
+        }
+        Ok(folders)
     }
 
     pub(super) fn drop_document(&mut self, label: &str, kind: &str, id: &str) -> Result<(), Refusal> {

@@ -16,7 +16,7 @@ pub(super) struct Searched {
     pub(super) metrics: &'static str,
     pub(super) params: &'static str,
     pub(super) tags: &'static str,
-    /// Other names of attributes.
+    /// Other names of attributes; a pointer leads to one that is kept elsewhere.
     pub(super) aliases: &'static [(&'static str, &'static str)],
 }
 
@@ -50,6 +50,8 @@ impl Searched {
             ("timestamp", "request_time"),
             ("status", "state"),
             ("request_id", "trace_id"),
+            ("run_id", "/trace_metadata/mlflow.sourceRun"),
+            ("name", "/tags/mlflow.traceName"),
         ],
     };
     /// A registered model or a version of one.
@@ -68,7 +70,10 @@ impl Searched {
             FieldPart::Tag => self.tags,
             FieldPart::Attribute => {
                 let alias = self.aliases.iter().find(|(name, _)| *name == field.key).map(|(_, key)| *key);
-                return of.pointer(self.attributes)?.get(alias.unwrap_or(&field.key));
+                return match alias {
+                    Some(pointer) if pointer.starts_with('/') => of.pointer(pointer),
+                    alias => of.pointer(self.attributes)?.get(alias.unwrap_or(&field.key)),
+                };
             }
             FieldPart::Dataset => return None, // a run may have several: see `Condition::accepts`
         };
@@ -121,6 +126,8 @@ enum Operator {
     LikeInAnyCase,
     In,
     NotIn,
+    IsNull,
+    IsNotNull,
 }
 
 impl Filter {
@@ -155,12 +162,15 @@ impl Condition {
         let (operator, rest) = Operator::parse(rest)?;
         let (values, rest) = if matches!(operator, Operator::In | Operator::NotIn) {
             list(rest)?
+        } else if operator.is_of_presence() {
+            (Vec::new(), rest)
         } else {
             let [value, rest @ ..] = rest else { return None };
             (vec![unquote(value)], rest)
         };
         let is_number = |value: &String| value.parse::<f64>().is_ok();
         let fits = match field.part {
+            _ if operator.is_of_presence() => matches!(field.part, FieldPart::Tag | FieldPart::Param),
             FieldPart::Metric => operator.is_for_numbers() && values.iter().all(is_number),
             // As texts, 10 is less than 9.
             FieldPart::Param | FieldPart::Tag | FieldPart::Dataset => operator.is_for_texts(),
@@ -184,12 +194,17 @@ impl Condition {
             };
             return inputs.filter_map(named).any(|found| self.holds(&found));
         }
-        subject.value(&self.field, entity).is_some_and(|found| self.holds(found))
+        let found = subject.value(&self.field, entity);
+        match self.operator {
+            Operator::IsNull => found.is_none(),
+            Operator::IsNotNull => found.is_some(),
+            _ => found.is_some_and(|found| self.holds(found)),
+        }
     }
 
     fn holds(&self, found: &Value) -> bool {
         let value = self.values.first().map(String::as_str).unwrap_or_default();
-        let order = || match (found.as_f64(), value.parse::<f64>()) {
+        let order = || match (number(found), value.parse::<f64>()) {
             (Some(found), Ok(wanted)) => found.partial_cmp(&wanted),
             _ => Some(text(found).as_str().cmp(value)),
         };
@@ -204,6 +219,7 @@ impl Condition {
             Operator::LikeInAnyCase => is_like(&text(found).to_lowercase(), &value.to_lowercase()),
             Operator::In => self.values.contains(&text(found)),
             Operator::NotIn => !self.values.contains(&text(found)),
+            Operator::IsNull | Operator::IsNotNull => false, // a value says nothing of that
         }
     }
 }
@@ -247,9 +263,25 @@ impl Operator {
             "NOT" if rest.first().is_some_and(|next| next.eq_ignore_ascii_case("in")) => {
                 return Some((Operator::NotIn, &rest[1..]));
             }
+            "IS" => {
+                let is = |word: Option<&String>, other: &str| {
+                    word.is_some_and(|word| word.eq_ignore_ascii_case(other))
+                };
+                return match rest {
+                    [null, after @ ..] if is(Some(null), "null") => Some((Operator::IsNull, after)),
+                    [not, null, after @ ..] if is(Some(not), "not") && is(Some(null), "null") => {
+                        Some((Operator::IsNotNull, after))
+                    }
+                    _ => None,
+                };
+            }
             _ => return None,
         };
         Some((operator, rest))
+    }
+
+    fn is_of_presence(self) -> bool {
+        matches!(self, Operator::IsNull | Operator::IsNotNull)
     }
 
     fn is_for_numbers(self) -> bool {
@@ -285,10 +317,13 @@ impl SortKey {
     }
 }
 
-/// Sorts by the first key, then by the second, …; entities without a value come last.
+/// Sorts by the first key, then by the second, …; in either direction those that are no number come behind all
+/// numbers, and entities without a value last.
 pub(super) fn sort(entities: &mut [Value], subject: Searched, keys: &[SortKey]) {
     for SortKey { field, is_descending } in keys.iter().rev() {
+        let is_metric = field.part == FieldPart::Metric;
         entities.sort_by(|a, b| match (subject.value(field, a), subject.value(field, b)) {
+            (Some(a), Some(b)) if is_metric && (is_nan(a) || is_nan(b)) => is_nan(a).cmp(&is_nan(b)),
             (Some(a), Some(b)) if *is_descending => compare(b, a),
             (Some(a), Some(b)) => compare(a, b),
             (a, b) => b.is_some().cmp(&a.is_some()),
@@ -297,16 +332,38 @@ pub(super) fn sort(entities: &mut [Value], subject: Searched, keys: &[SortKey]) 
 }
 
 /// One page of an answer, and the token of the next page; empty when there is none. `usual` is the default page size.
-pub(super) fn page(found: Vec<Value>, token: &str, asked: Integer, usual: usize) -> (Vec<Value>, String) {
+pub(super) fn page(
+    found: Vec<Value>,
+    token: &str,
+    asked: Integer,
+    usual: usize,
+) -> Result<(Vec<Value>, String), Refusal> {
     let most = usize::try_from(asked.0).ok().filter(|most| *most > 0).unwrap_or(usual);
-    let from: usize = token.parse().unwrap_or(0);
+    let from: usize = match token {
+        "" => 0,
+        token => token.parse().map_err(|_| Refusal::invalid(format!("Invalid page token: `{token}`")))?,
+    };
     let next = from.saturating_add(most);
     let token = if next < found.len() { next.to_string() } else { String::new() };
-    (found.into_iter().skip(from).take(most).collect(), token)
+    Ok((found.into_iter().skip(from).take(most).collect(), token))
+}
+
+/// A number; those that JSON has not are texts.
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().or_else(|| match value.as_str()? {
+        "NaN" => Some(f64::NAN),
+        "Infinity" => Some(f64::INFINITY),
+        "-Infinity" => Some(f64::NEG_INFINITY),
+        _ => None,
+    })
+}
+
+fn is_nan(value: &Value) -> bool {
+    number(value).is_some_and(f64::is_nan)
 }
 
 fn compare(a: &Value, b: &Value) -> Ordering {
-    match (a.as_f64(), b.as_f64()) {
+    match (number(a), number(b)) {
         (Some(a), Some(b)) => a.total_cmp(&b),
         _ => text(a).cmp(&text(b)),
     }
@@ -487,15 +544,25 @@ mod tests {
         let keys = ["tags.mlflow.team DESC", "metrics.loss ASC"].map(|key| SortKey::parse(key).unwrap());
         sort(&mut runs, Searched::RUN, &keys);
         assert_eq!(losses(&runs), [Some(3.0), Some(1.0), Some(2.0), None]);
+        let nan = json!({ "info": {}, "data": { "metrics": [{ "key": "loss", "value": "NaN" }] } });
+        let great = json!({ "info": {}, "data": { "metrics": [{ "key": "loss", "value": "Infinity" }] } });
+        for (direction, first) in [("DESC", "Infinity"), ("ASC", "1.0")] {
+            let mut runs = vec![nan.clone(), run(1.0, "a"), great.clone(), run(2.0, "a")];
+            sort(&mut runs, Searched::RUN, &[SortKey::parse(&format!("metrics.loss {direction}")).unwrap()]);
+            let values = |n: usize| text(&runs[n]["data"]["metrics"][0]["value"]);
+            assert_eq!((values(0).as_str(), values(3).as_str()), (first, "NaN"), "{direction}");
+        }
         assert!(SortKey::parse("nonsense of a kind").is_err() && SortKey::parse("metrics.a up").is_err());
     }
 
     #[test]
     fn test_pages() {
         let all: Vec<Value> = (0..5).map(|n| json!(n)).collect();
-        assert_eq!(page(all.clone(), "", Integer(2), 9), (vec![json!(0), json!(1)], "2".to_owned()));
-        assert_eq!(page(all.clone(), "4", Integer(2), 9), (vec![json!(4)], String::new()));
-        assert_eq!(page(all.clone(), "9", Integer(2), 9), (vec![], String::new()));
-        assert_eq!(page(all, "", Integer(0), 4).1, "4", "the usual number");
+        let page = |token: &str, most, usual| page(all.clone(), token, Integer(most), usual).unwrap();
+        assert_eq!(page("", 2, 9), (vec![json!(0), json!(1)], "2".to_owned()));
+        assert_eq!(page("4", 2, 9), (vec![json!(4)], String::new()));
+        assert_eq!(page("9", 2, 9), (vec![], String::new()));
+        assert_eq!(page("", 0, 4).1, "4", "the usual number");
+        assert!(super::page(all, "garbage", Integer(2), 9).is_err());
     }
 }
