@@ -270,10 +270,18 @@ fn test_no_link_of_a_job_brings_files_of_others_into_a_store() {
     let secret = host.home().join("secret");
     fs::write(&secret, "mine").unwrap();
     let command = format!(
-        "ln -s {} ${{{{outputs.model}}}}/stolen; echo first >${{{{outputs.model}}}}/a; ln -s a ${{{{outputs.model}}}}/b",
+        "ln -s {} ${{{{outputs.model}}}}/stolen; echo first >${{{{outputs.model}}}}/a; ln -s a ${{{{outputs.model}}}}/b; \
+         echo z >\"$(printf '%s/n\\377' ${{{{outputs.model}}}})\"",
         secret.display()
     );
-    run(&host, "p", &job("path: 'azureml://datastores/share/paths/runs'", &command)).ok();
+    let ran = run(&host, "p", &job("path: 'azureml://datastores/share/paths/runs'", &command)).ok();
+    let listed = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
+    let left_out = host.show(&listed)["left_out"].to_string();
+    for told in
+        ["stolen is a link that leads to no file", "has a name that is no text", "but in `agentctl download`"]
+    {
+        assert!(left_out.contains(told), "{told}: {left_out}\n{}", ran.stderr);
+    }
     assert_eq!(text(share.path().join("runs/b")), "first\n");
     assert!(!Path::new(&share.path().join("runs/stolen")).exists());
 }

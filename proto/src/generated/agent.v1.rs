@@ -4019,6 +4019,9 @@ pub struct StoreOutputsResponse {
     /// Of a job that runs, for each rank that has written something. The store keeps them for a while, no longer.
     #[prost(message, repeated, tag = "3")]
     pub so_far: ::prost::alloc::vec::Vec<OutputsSoFar>,
+    /// Of a job that ended: what stands among its outputs and was not stored, each path with the reason.
+    #[prost(string, repeated, tag = "4")]
+    pub left_out: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OutputsSoFar {

@@ -115,7 +115,7 @@ pub(super) async fn download(
     Ok(())
 }
 
-fn tell_left_out(left_out: &[String], output: &mut Output) {
+pub(super) fn tell_left_out(left_out: &[String], output: &mut Output) {
     for left_out in left_out {
         output.note(&format!("left out: {}", clean(left_out)));
     }

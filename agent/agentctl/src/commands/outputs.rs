@@ -4,6 +4,7 @@ use agent_model::size;
 use agent_proto::v1;
 use serde_json::json;
 
+use super::download::tell_left_out;
 use super::view::JobView;
 use crate::cli::JobJsonArgs;
 use crate::client::{self, Client, Target, answer};
@@ -32,9 +33,9 @@ pub(super) async fn store(
     // No deadline, because large outputs take long; the connection notices a daemon that is gone.
     let stored = told.message().await.map_err(|status| client::fault(&status))?.unwrap_or_default();
     output.rest();
-    let v1::StoreOutputsResponse { files, bytes, .. } = stored;
+    let v1::StoreOutputsResponse { files, bytes, left_out, .. } = stored;
     if args.json {
-        return output.json(&json!({ "job": job.job, "files": files, "bytes": bytes }));
+        return output.json(&json!({ "job": job.job, "files": files, "bytes": bytes, "left_out": left_out }));
     }
     output.note(&match files {
         0 => format!("{} left no outputs", job.job),
@@ -45,5 +46,6 @@ pub(super) async fn store(
             job.job
         ),
     });
+    tell_left_out(&left_out, output);
     Ok(())
 }

@@ -39,9 +39,9 @@ impl Services {
             return Err(unkept(id, "no node has anything of its last attempt").into());
         };
         let wanted = wanted(job, held, false);
-        let StoredOutputs { artifacts, .. } = self.stored(wanted).await?;
+        let StoredOutputs { artifacts, left_out } = self.stored(wanted).await?;
         let (files, bytes) = artifacts.map_or((0, 0), |stored| (stored.files, stored.bytes));
-        Ok(v1::StoreOutputsResponse { files, bytes, so_far: Vec::new() })
+        Ok(v1::StoreOutputsResponse { files, bytes, so_far: Vec::new(), left_out })
     }
 
     async fn so_far(&self, job: &JobRecord) -> Result<v1::StoreOutputsResponse, Refusal> {
@@ -110,11 +110,12 @@ impl Services {
         node: &NodeId,
         stored: StoredOutputs,
     ) -> Result<Result<StoredOutputs, Fault>, Status> {
-        let job = self.ended_on(replica, node).await?;
-        let (Some(artifacts), Some(outcome)) = (stored.artifacts, job.outcome.clone()) else {
-            return Ok(Ok(StoredOutputs::default()));
+        let mut job = self.ended_on(replica, node).await?;
+        let (Some(artifacts), Some(outcome)) = (stored.artifacts, &mut job.outcome) else {
+            return Ok(Ok(StoredOutputs { artifacts: None, ..stored }));
         };
-        let outcome = Outcome { artifacts: Some(artifacts), ..outcome };
+        outcome.left_out.clone_from(&stored.left_out);
+        let outcome = Outcome { artifacts: Some(artifacts), ..outcome.clone() };
         // From here until the outcome is on disk no blob that it names is removed.
         let _relied = self.collector.rely_on(pins::of_outcome(&outcome)).await;
         if let Err(status) = self.require_outputs(&outcome).await {

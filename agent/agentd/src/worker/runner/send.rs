@@ -38,13 +38,13 @@ impl Runner {
         Continue(())
     }
 
-    /// Sends all of them; returns why not, of each that could not be sent. What did not begin left nothing, and what ends
-    /// because its machine is taken away is done again.
-    pub(super) async fn send_outputs(&self, ending: &Ending) -> Option<Fault> {
+    /// Sends all of them; returns why not, of each that could not be sent, and what was left out of the others. What did
+    /// not begin left nothing, and what ends because its machine is taken away is done again.
+    pub(super) async fn send_outputs(&self, ending: &Ending) -> (Option<Fault>, Vec<String>) {
+        let (mut fault, mut all_left_out, begun) = (None, Vec::new(), Instant::now());
         if ending.started_at.is_none() || self.record.preempted.is_some() {
-            return None;
+            return (fault, all_left_out);
         }
-        let (mut fault, begun) = (None, Instant::now());
         for (name, output) in self.sent_outputs() {
             let (told, uri) = (watch::Sender::new(None), output.uri_of(&self.record.replica.job));
             let sent = tokio::select! {
@@ -56,6 +56,10 @@ impl Runner {
             match sent {
                 Ok(Uploaded { files, bytes, left_out }) => {
                     info!(%replica, output = name, %uri, files, bytes, ?left_out, "sent output to data store");
+                    // With the controller they are all the same.
+                    all_left_out.extend(left_out.iter().map(|why| {
+                        format!("outputs.{name}: {why}; it is not in {uri}, but in `agentctl download`")
+                    }));
                 }
                 Err(error) => {
                     let unsent = faults::unsent(name, &uri, &error);
@@ -67,7 +71,7 @@ impl Runner {
                 }
             }
         }
-        fault
+        (fault, all_left_out)
     }
 
     /// The outputs that this rank sends: a single file is that of the first rank.

@@ -149,7 +149,7 @@ impl Runner {
             return;
         }
         let kept_and_sent = async { (self.collect().await, self.send_outputs(ending).await) };
-        let (Shipped { streams, tracking_bytes, missing }, (artifacts, unsent)) =
+        let (Shipped { streams, tracking_bytes, missing }, (artifacts, (unsent, not_sent))) =
             tokio::join!(self.ship_rest(), kept_and_sent);
         let mut outcome = Outcome {
             verdict: ending.verdict,
@@ -171,7 +171,7 @@ impl Runner {
         match artifacts {
             Ok(Collected { artifacts, missing, left_out }) => {
                 outcome.artifacts = artifacts;
-                outcome.left_out = first_left_out(left_out);
+                outcome.left_out = first_left_out([left_out, not_sent].concat());
                 if !missing.is_empty() {
                     self.keep_outputs(&mut outcome, faults::outputs_missing(&missing, self.dir.data()));
                 }

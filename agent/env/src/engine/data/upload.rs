@@ -151,7 +151,8 @@ fn walk(
             continue;
         }
         let Ok(text) = name.to_str() else {
-            left_out.push(format!("{below}/{} has a name that is no text", name.to_string_lossy()));
+            let folder = if below.is_empty() { String::new() } else { format!("{below}/") };
+            left_out.push(format!("{folder}{} has a name that is no text", name.to_string_lossy()));
             continue;
         };
         let path = if below.is_empty() { text.to_owned() } else { format!("{below}/{text}") };
