@@ -113,6 +113,7 @@ impl From<JobSpec> for v1::JobSpec {
             services: draft.services.into_iter().map(|(name, service)| (name, service.into())).collect(),
             resume_outputs: draft.resume_outputs,
             azureml_stand_in: draft.azureml_stand_in,
+            success_exit_codes: draft.success_exit_codes.into_iter().map(u32::from).collect(),
             resumes: draft.resumes.map(Into::into),
         }
     }
@@ -193,6 +194,11 @@ impl TryFrom<v1::JobSpec> for JobSpec {
                 .collect::<Result<_, WireError>>()?,
             resume_outputs: wire.resume_outputs,
             azureml_stand_in: wire.azureml_stand_in,
+            success_exit_codes: wire
+                .success_exit_codes
+                .into_iter()
+                .map(|code| u8::try_from(code).map_err(|_| value("success_exit_codes", &code.to_string())))
+                .collect::<Result<_, _>>()?,
             resumes: wire.resumes.map(TryInto::try_into).transpose()?,
         };
         Ok(JobSpec::try_from(draft)?)
@@ -639,6 +645,7 @@ mod tests {
                 .into(),
             resume_outputs: true,
             azureml_stand_in: true,
+            success_exit_codes: [3, 75].into(),
             resumes: Some(job::LeftOutputs {
                 attempt: agent_model::Epoch(2),
                 artifacts: Artifacts { root: Digest::EMPTY, files: 3, bytes: 7 },

@@ -3,6 +3,7 @@
 use std::process::Stdio;
 
 use agent_tests::{Host, SOON, eventually};
+use serde_json::Value;
 
 #[test]
 fn test_exit_codes_tell_the_job_from_the_client() {
@@ -75,4 +76,34 @@ fn test_interrupt_while_files_are_read_leaves_no_job() {
     }
     let jobs = host.ctl(&["jobs", "--json"]).ok().json();
     assert_eq!(jobs["jobs"].as_array().unwrap().len(), 0, "{jobs}");
+}
+
+#[test]
+fn test_codes_that_a_job_file_calls_a_success_are_one_for_everybody() {
+    let host = Host::started();
+    let file = "command: echo ran; exit ${{inputs.code}}\nenvironment: host\ninputs: {code: 3}\nretry: {max_attempts: 3}\n\
+                success_exit_codes: [3, 75]\n";
+    let dir = host.project("p", &[("job.yml", file)]);
+    let dir = dir.to_str().unwrap();
+    host.ctl(&["run", dir]).ok().says("Completed");
+    let job = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
+    let shown = host.show(&job);
+    assert_eq!(
+        (&shown["state"], &shown["exit_code"], &shown["fault"]),
+        (&"Completed".into(), &3.into(), &Value::Null)
+    );
+    assert_eq!(
+        (&shown["attempt"], &shown["spec"]["success_exit_codes"]),
+        (&1.into(), &serde_json::json!([3, 75]))
+    );
+    let again = host.ctl(&["show", &job, "--as-job"]).ok().stdout;
+    assert!(again.contains("success_exit_codes"), "{again}");
+    host.ctl(&["wait", &job]).ok();
+    let after =
+        host.ctl(&["submit", dir, "--after", &job, "--set", "inputs.code=4"]).ok().stdout.trim().to_owned();
+    host.ctl(&["wait", &after]).code(4).says("RUN-101");
+    let array = host.ctl(&["submit", dir, "--array", "0-1"]).ok().stdout.trim().to_owned();
+    host.ctl(&["wait", &array]).ok();
+    let wrong = host.project("wrong", &[("job.yml", "command: echo\nsuccess_exit_codes: [300]\n")]);
+    host.ctl(&["run", wrong.to_str().unwrap()]).code(125).says("error[JOB-102]").says("line 2").says("`300`");
 }

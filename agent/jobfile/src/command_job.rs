@@ -1,13 +1,15 @@
 //! The Azure ML CLI v2 command job.
 
+mod bounds;
 pub(crate) mod environment;
 pub(crate) mod keys;
 mod services;
 mod sweep;
 
 use std::num::NonZeroU32;
-use std::time::Duration;
 
+pub(super) use self::bounds::read_timeout;
+use self::bounds::{COUNT, read_codes, read_limits, read_retry, warn_of_no_replacement};
 use self::environment::{EnvironmentRef, environment, local};
 use self::services::services;
 use super::distribution::distribution;
@@ -18,8 +20,7 @@ use agent_model::data::is_asset_word;
 use agent_model::data::{DataUriError, NoSnapshot, SnapshotRef};
 use agent_model::expr::{self, Reference};
 use agent_model::job::{
-    Array, ArrayError, INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, OutputName, Priority,
-    Resources, RetryPolicy,
+    Array, ArrayError, INSTANCE_TYPE, Input, JobDraft, Output, OutputName, Priority, Resources,
 };
 use agent_model::{DataInput, DataOutput, DataUri, Digest, EnvSpec};
 
@@ -109,6 +110,7 @@ pub(super) fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Re
         visible_to_all: wrong.note(top.word("visibility")) == Some("all"),
         resume_outputs: wrong.note(top.word("resume")) == Some("outputs"),
         azureml_stand_in: wrong.note(top.word("azureml_core")) == Some("stand_in"),
+        success_exit_codes: wrong.note(read_codes(&mut top)),
         ..JobDraft::default()
     };
     warn_of_no_replacement(limits_at, &draft, &mut warnings);
@@ -216,8 +218,6 @@ fn read_array(top: &mut Section) -> Result<Option<Array>, Rejection> {
     text.parse().map(Some).map_err(refuse)
 }
 
-const COUNT: &str = "a whole number of at least 1";
-
 fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mistakes) -> Resources {
     let Some(mut section) = wrong.note(top.section("resources")) else { return Resources::default() };
     let nodes = wrong.note(section.parsed::<NonZeroU32>("instance_count", COUNT));
@@ -246,60 +246,6 @@ pub(super) fn read_docker_args(section: &mut Section, key: &'static str) -> Resu
     };
     Options::parse(&texts).map_err(refuse)?;
     Ok(texts)
-}
-
-/// The limits, and where they are.
-fn read_limits(
-    top: &mut Section,
-    warnings: &mut Vec<Warning>,
-    wrong: &mut Mistakes,
-) -> (Limits, Option<Place>) {
-    let Some(mut section) = wrong.note(top.section("limits")) else { return (Limits::default(), None) };
-    let place = section.place();
-    let on_disconnect = wrong.note(section.word("on_disconnect"));
-    let limits = Limits {
-        timeout: wrong.note(read_timeout(&mut section, "timeout")),
-        grace: wrong.note(section.duration("grace")),
-        on_disconnect: on_disconnect.and_then(OnDisconnect::parse).unwrap_or_default(),
-    };
-    section.finish(warnings);
-    (limits, Some(place))
-}
-
-/// The longest time that the command may run.
-pub(super) fn read_timeout(section: &mut Section, key: &'static str) -> Result<Option<Duration>, Rejection> {
-    let place = section.place();
-    match section.duration(key)? {
-        Some(time) if time.is_zero() => {
-            Err(Rejection::invalid(place, format!("`{}` is 0 seconds", section.name(key)))
-                .fix("give the longest time the command may run, or leave the key out"))
-        }
-        time => Ok(time),
-    }
-}
-
-/// A job that may not have a second attempt cannot be replaced.
-fn warn_of_no_replacement(place: Option<Place>, draft: &JobDraft, warnings: &mut Vec<Warning>) {
-    if let Some(place) = place
-        && draft.limits.on_disconnect == OnDisconnect::Replace
-        && draft.retry.max_attempts < 2
-    {
-        let message = "`limits.on_disconnect: replace` ends the job as failed when its node falls silent, \
-                       because `retry.max_attempts` allows no second attempt";
-        warnings.push(Warning { place, message: message.to_owned() });
-    }
-}
-
-fn read_retry(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mistakes) -> RetryPolicy {
-    let usual = RetryPolicy::default();
-    let Some(mut section) = wrong.note(top.section("retry")) else { return usual };
-    let attempts = wrong.note(section.parsed::<NonZeroU32>("max_attempts", COUNT));
-    let retry = RetryPolicy {
-        max_attempts: attempts.map_or(usual.max_attempts, NonZeroU32::get),
-        backoff: wrong.note(section.duration("backoff")).unwrap_or(usual.backoff),
-    };
-    section.finish(warnings);
-    retry
 }
 
 pub(super) fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Priority, Rejection> {

@@ -86,6 +86,7 @@ fn document(draft: &JobDraft) -> Item {
         visible_to_all,
         resume_outputs,
         azureml_stand_in,
+        success_exit_codes,
         services,
     } = draft;
     let mut job = Mapping::default();
@@ -122,6 +123,10 @@ fn document(draft: &JobDraft) -> Item {
     }
     if *azureml_stand_in {
         job.add("azureml_core", "stand_in".into());
+    }
+    if !success_exit_codes.is_empty() {
+        let codes = success_exit_codes.iter().map(|code| Item::Whole(u64::from(*code)));
+        job.add("success_exit_codes", Item::List(codes.collect()));
     }
     job.named("services", services, of_service);
     match sweep {

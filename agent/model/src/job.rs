@@ -22,7 +22,8 @@ use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
 use crate::{
-    Artifacts, DataInput, Digest, EnvSpec, Epoch, JobId, JobState, PoolName, Principal, Timestamp, Verdict,
+    Artifacts, DataInput, Digest, EnvSpec, Epoch, ExitStatus, JobId, JobState, PoolName, Principal,
+    Timestamp, Verdict,
 };
 
 pub use crate::data::Output;
@@ -108,6 +109,9 @@ pub struct JobDraft {
     /// Python in it finds a stand-in for `azureml.core` where that is not installed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub azureml_stand_in: bool,
+    /// Codes of the command, beside 0, with which the job has completed.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub success_exit_codes: BTreeSet<u8>,
     /// What an earlier attempt left, as set by the controller. A value from a client is ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumes: Option<LeftOutputs>,
@@ -145,6 +149,7 @@ impl Default for JobDraft {
             services: BTreeMap::new(),
             resume_outputs: false,
             azureml_stand_in: false,
+            success_exit_codes: BTreeSet::new(),
             resumes: None,
         }
     }
@@ -154,6 +159,12 @@ impl JobDraft {
     /// The first of several ranks leads the others: the job is over when that rank is.
     pub fn is_led(&self) -> bool {
         self.resources.nodes > 1 && self.distribution.as_ref().is_some_and(Distribution::is_led)
+    }
+
+    /// A command that ended so has done what it was to do.
+    pub fn is_success(&self, exit: ExitStatus) -> bool {
+        let named = |code: i32| u8::try_from(code).is_ok_and(|code| self.success_exit_codes.contains(&code));
+        exit.is_success() || matches!(exit, ExitStatus::Code(code) if named(code))
     }
 
     /// Every snapshot the job reads: its code, its inputs, and what its image is built from; of a pipeline those of all

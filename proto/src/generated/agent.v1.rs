@@ -1767,6 +1767,9 @@ pub struct JobSpec {
     /// Python in it finds a stand-in for azureml.core where that is not installed.
     #[prost(bool, tag = "26")]
     pub azureml_stand_in: bool,
+    /// Codes of the command, beside 0, with which the job has completed.
+    #[prost(uint32, repeated, tag = "41")]
+    pub success_exit_codes: ::prost::alloc::vec::Vec<u32>,
     /// Since when the name is the owner's, where somebody else had it before; 0 otherwise. As `owner`.
     #[prost(uint64, tag = "40")]
     pub owner_since_ms: u64,

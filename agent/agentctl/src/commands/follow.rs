@@ -71,6 +71,8 @@ impl Ended {
 
 fn code_of(job: &JobView) -> u8 {
     match job.exit_code {
+        // Also with a code that the job file calls a success.
+        Some(_) if job.state == "Completed" => 0,
         Some(0) if job.state != "Completed" => 1,
         Some(code) => u8::try_from(code).unwrap_or(1),
         None if job.started_ms.is_some() => 1,

@@ -21,6 +21,8 @@ pub(crate) static JOB: Keys = Keys::exact(&[
     read("resume", ValueKind::Word(&["never", "outputs"])),
     read("azureml_core", ValueKind::Word(&["installed", "stand_in"]))
         .about("`stand_in`: a script of the SDK v1 finds a `Run` that records here, unless azureml-core is installed"),
+    read("success_exit_codes", ValueKind::Lines)
+        .about("codes of the command, beside 0, with which the job has completed: `[3, 75]`"),
     read("compute", ValueKind::Text).about("the pool that is to run it; `local` for any machine"),
     read("array", ValueKind::Text)
         .about("run once for each of these indices, `%` so many at a time: `0-199%8`"),

@@ -44,6 +44,7 @@ impl JobView {
             "pipeline": spec.pipeline,
             "resume": if spec.resume_outputs { "outputs" } else { "never" },
             "resumes": spec.resumes,
+            "success_exit_codes": spec.success_exit_codes,
             "limits": {
                 "timeout_s": spec.limits.timeout.map(|t| t.as_secs_f64()),
                 "grace_s": spec.limits.grace().as_secs_f64(),

@@ -29,7 +29,7 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>, went
         End::NeverStarted(NotStarted::Stopped) => (Verdict::Canceled, None),
         End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason, in_container(record)))),
         End::Exited(_) if record.timed_out => (Verdict::Failed, Some(time_limit(spec, tail))),
-        End::Exited(status) if status.is_success() => (
+        End::Exited(status) if spec.is_success(*status) => (
             Verdict::Completed,
             cut_log(record).or_else(|| cut_metrics(record)).or_else(|| survived_kills(record)),
         ),
