@@ -1,10 +1,15 @@
-//! Reads the settings of a host from `~/.ssh/config`, as far as they matter here.
+//! The settings of a host in `~/.ssh/config`, as far as they matter here.
 //!
-//! As in ssh the first value counts, except that key files add up. Hides `Include`, patterns and quoting. A setting
-//! that changes where a connection goes and is not supported (`Match` by a command, `ProxyCommand`) is an error and
-//! is not ignored.
+//! Where the program `ssh` is, it is asked (`ssh -G`), because its answer is by definition right: with `Match`, `Include`
+//! and what a distribution has set up. Without it a plain subset is read: `Host` and single settings. As in ssh the first
+//! value counts there, except that key files add up. A setting that changes where a connection goes and is not supported
+//! (`ProxyCommand`; in the subset also `Match` and `Include`) is an error and is not ignored.
 
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::known_hosts::matches;
 
@@ -19,39 +24,64 @@ pub(crate) struct Said {
     /// `none` is an empty list.
     pub(crate) jumps: Option<Vec<String>>,
     pub(crate) known_hosts: Option<Vec<PathBuf>>,
+    /// The name under which its key is known.
+    pub(crate) key_alias: Option<String>,
 }
 
-/// Why the file cannot be followed.
+/// Why the settings cannot be followed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{}, line {line}: {what}", file.display())]
-pub struct ConfigError {
-    /// The file.
-    pub file: PathBuf,
-    /// Counted from 1.
-    pub line: usize,
-    /// What is wrong with it.
-    pub what: String,
+pub enum ConfigError {
+    /// A line of the file is wrong.
+    #[error("{}, line {line}: {what}", file.display())]
+    Line {
+        /// The file.
+        file: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The program `ssh` cannot tell them, or tells what is not supported.
+    #[error("`ssh -G {host}`: {what}")]
+    Told {
+        /// The host that it was asked about.
+        host: String,
+        /// What it said.
+        what: String,
+    },
 }
 
-/// How deep files may include each other, as in ssh.
-const DEEPEST: usize = 16;
+/// How long `ssh` may take to tell its settings: a `Match exec` runs a program.
+const TELLING: Duration = Duration::from_secs(20);
 
-/// Reads the settings of a host from a file and those it includes.
-pub(crate) fn read(file: &Path, home: &Path, host: &str, files: &dyn Files) -> Result<Said, ConfigError> {
-    let mut reader = ConfigReader { home, host, files, said: Said::default() };
-    reader.file(file, true, 0)?;
-    Ok(reader.said)
+/// Reads the settings of a host.
+pub(crate) fn read(home: &Path, host: &str, files: &dyn Files) -> Result<Said, ConfigError> {
+    let wrong = |what: String| ConfigError::Told { host: host.to_owned(), what };
+    match files.told(home, host) {
+        Some(told) => {
+            let mut reader = ConfigReader { home, host, said: Said::default() };
+            told.and_then(|text| reader.told(&text)).map_err(wrong)?;
+            Ok(reader.said)
+        }
+        None => {
+            let file = home.join(".ssh/config");
+            let mut reader = ConfigReader { home, host, said: Said::default() };
+            let text = files.text(&file).unwrap_or_default();
+            reader.lines(&text).map_err(|(line, what)| ConfigError::Line { file, line, what })?;
+            Ok(reader.said)
+        }
+    }
 }
 
-/// Access to files.
+/// Where settings come from.
 pub(crate) trait Files {
     /// The text of a file, if it exists.
     fn text(&self, file: &Path) -> Option<String>;
-    /// The names in a directory.
-    fn names(&self, directory: &Path) -> Vec<String>;
+    /// What the program `ssh` says of a host, if there is one.
+    fn told(&self, home: &Path, host: &str) -> Option<Result<String, String>>;
 }
 
-/// The files of this machine.
+/// Those of this machine.
 pub(crate) struct DiskFiles;
 
 impl Files for DiskFiles {
@@ -59,51 +89,94 @@ impl Files for DiskFiles {
         std::fs::read_to_string(file).ok()
     }
 
-    fn names(&self, directory: &Path) -> Vec<String> {
-        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-        let mut names: Vec<String> =
-            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort();
-        names
+    #[allow(clippy::disallowed_methods, reason = "asks for settings; nothing of a job is in it")]
+    fn told(&self, home: &Path, host: &str) -> Option<Result<String, String>> {
+        let mut ssh = Command::new("ssh");
+        // It looks for the file in the home that the system knows, whatever `HOME` says.
+        if own_home().is_some_and(|own| own != home) {
+            let file = Some(home.join(".ssh/config")).filter(|file| file.exists());
+            ssh.arg("-F").arg(file.unwrap_or_else(|| "none".into()));
+        }
+        ssh.args(["-T", "-G", "--", host]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        match ssh.spawn() {
+            Ok(child) => Some(ended(child)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => Some(Err(error.to_string())),
+        }
     }
+}
+
+/// The home of this user in the system's list, if it is there.
+fn own_home() -> Option<PathBuf> {
+    let uid = std::fs::metadata("/proc/self").ok()?.uid().to_string();
+    let list = std::fs::read_to_string("/etc/passwd").ok()?;
+    let mut users = list.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    users.find(|user| user.get(2) == Some(&uid.as_str()))?.get(5).map(PathBuf::from)
+}
+
+/// What the program printed; what it complained of if it failed.
+fn ended(mut child: Child) -> Result<String, String> {
+    let begun = Instant::now();
+    let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+    // Its answer is a few kilobytes, less than a pipe holds.
+    let status = loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) => break status,
+            None if begun.elapsed() > TELLING => {
+                let _ = child.kill(); // it may have ended
+                let _ = child.wait();
+                return Err(format!("it has not ended for {} s", TELLING.as_secs()));
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let mut text = String::new();
+    let pipe: Option<&mut dyn std::io::Read> = match status.success() {
+        true => out.as_mut().map(|pipe| pipe as &mut dyn std::io::Read),
+        false => err.as_mut().map(|pipe| pipe as &mut dyn std::io::Read),
+    };
+    pipe.map(|pipe| pipe.read_to_string(&mut text)).transpose().map_err(|error| error.to_string())?;
+    if status.success() { Ok(text) } else { Err(text.trim().replace('\n', "; ")) }
 }
 
 struct ConfigReader<'a> {
     home: &'a Path,
     host: &'a str,
-    files: &'a dyn Files,
     said: Said,
 }
 
+/// The key files that `ssh` tries if none is named.
+const USUAL: &str = "~/.ssh/id_";
+
 impl ConfigReader<'_> {
-    fn file(&mut self, file: &Path, mut applies: bool, depth: usize) -> Result<(), ConfigError> {
-        let Some(text) = self.files.text(file) else { return Ok(()) };
-        let outer = applies;
+    /// Takes in what `ssh -G` prints: a setting in each line, the first words in small letters.
+    fn told(&mut self, text: &str) -> Result<(), String> {
+        for line in text.lines() {
+            let Some((key, value)) = line.split_once(' ') else { continue };
+            if key == "identityfile" && value.starts_with(USUAL) {
+                continue; // nobody named it
+            }
+            let values: Vec<String> = match key {
+                "userknownhostsfile" => value.split_whitespace().map(str::to_owned).collect(),
+                _ => vec![value.to_owned()],
+            };
+            self.take(key, &values)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in the lines of a file of settings.
+    fn lines(&mut self, text: &str) -> Result<(), (usize, String)> {
+        let mut applies = true;
         for (index, line) in text.lines().enumerate() {
-            let wrong = |what: String| ConfigError { file: file.to_owned(), line: index + 1, what };
+            let wrong = |what: String| (index + 1, what);
             let Some((key, values)) = words(line).map_err(wrong)? else { continue };
             match &*key {
-                "host" => applies = outer && self.is_meant(&values),
-                "match" => {
-                    let alone = values.len() == 1;
-                    applies = match values.first().map(|word| word.to_lowercase()).as_deref() {
-                        Some("all") if alone => outer,
-                        Some("host" | "originalhost") if values.len() == 2 => {
-                            let patterns: Vec<String> = values[1].split(',').map(str::to_owned).collect();
-                            outer && self.is_meant(&patterns)
-                        }
-                        _ => return Err(wrong("this `Match` is not understood here".to_owned())),
-                    };
-                }
-                "include" if depth >= DEEPEST => {
-                    return Err(wrong("files include each other too deeply".to_owned()));
-                }
-                "include" => {
-                    for value in &values {
-                        for included in self.meant_files(value) {
-                            self.file(&included, applies, depth + 1)?;
-                        }
-                    }
+                "host" => applies = self.is_meant(&values),
+                "match" | "include" => {
+                    return Err(wrong(format!(
+                        "`{key}` is understood by the program `ssh` alone, which is not installed here"
+                    )));
                 }
                 _ if applies => self.take(&key, &values).map_err(wrong)?,
                 _ => {}
@@ -122,17 +195,6 @@ impl ConfigReader<'_> {
             }
         }
         found
-    }
-
-    /// The files that `Include` names, relative to `~/.ssh`; only the last part may be a pattern.
-    fn meant_files(&self, value: &str) -> Vec<PathBuf> {
-        let path = self.home.join(".ssh").join(self.path(value));
-        let pattern = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let (true, Some(directory)) = (pattern.contains(['*', '?']), path.parent()) else {
-            return vec![path];
-        };
-        let names = self.files.names(directory);
-        names.into_iter().filter(|name| matches(name, &pattern)).map(|name| directory.join(name)).collect()
     }
 
     fn take(&mut self, key: &str, values: &[String]) -> Result<(), String> {
@@ -161,6 +223,7 @@ impl ConfigReader<'_> {
             "proxycommand" if self.said.jumps.is_none() && !first.eq_ignore_ascii_case("none") => {
                 Err("`ProxyCommand` is not understood here; say `ProxyJump`, or --jump".to_owned())
             }
+            "hostkeyalias" => set(&mut self.said.key_alias, || Ok(first.to_owned())),
             "userknownhostsfile" => {
                 let paths = values.iter().map(path).collect();
                 set(&mut self.said.known_hosts, || Ok(paths))
@@ -230,16 +293,15 @@ mod tests {
             self.get(file).cloned()
         }
 
-        fn names(&self, directory: &Path) -> Vec<String> {
-            let below = self.keys().filter(|path| path.parent() == Some(directory));
-            below.map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+        /// A file of this name is what the program says.
+        fn told(&self, _: &Path, host: &str) -> Option<Result<String, String>> {
+            let text = self.get(Path::new(&format!("ssh -G {host}")))?;
+            Some(text.strip_prefix("error: ").map_or_else(|| Ok(text.clone()), |why| Err(why.to_owned())))
         }
     }
 
-    fn said(texts: &[(&str, &str)], host: &str) -> Result<Said, ConfigError> {
-        let files: BTreeMap<PathBuf, String> =
-            texts.iter().map(|(file, text)| (PathBuf::from(file), (*text).to_owned())).collect();
-        read(Path::new("/h/.ssh/config"), Path::new("/h"), host, &files)
+    fn said(text: &str, host: &str) -> Result<Said, ConfigError> {
+        read(Path::new("/h"), host, &BTreeMap::from([(PathBuf::from("/h/.ssh/config"), text.to_owned())]))
     }
 
     const CONFIG: &str = "
@@ -262,7 +324,7 @@ host *
 
     #[test]
     fn test_first_value_counts_and_keys_add_up() {
-        let one = said(&[("/h/.ssh/config", CONFIG)], "gpu-1").unwrap();
+        let one = said(CONFIG, "gpu-1").unwrap();
         let wanted = Said {
             host_name: Some("gpu-1.lab.example".into()),
             port: Some(2222),
@@ -271,27 +333,56 @@ host *
             keys_only: Some(true),
             jumps: Some(vec!["gate".into(), "ada@inner:2200".into()]),
             known_hosts: Some(vec!["/h/a".into(), "/b".into()]),
+            key_alias: None,
         };
         assert_eq!(one, wanted);
-        let other = said(&[("/h/.ssh/config", CONFIG)], "gpu-9").unwrap();
+        let other = said(CONFIG, "gpu-9").unwrap();
         assert_eq!((other.user.as_deref(), other.host_name, other.jumps), (Some("everybody"), None, None));
-        assert_eq!(said(&[], "gpu-1").unwrap(), Said::default());
+        assert_eq!(said("", "gpu-1").unwrap(), Said::default());
     }
 
     #[test]
-    fn test_included_files() {
-        let texts = [
-            ("/h/.ssh/config", "Include conf.d/*.conf\nHost a\nInclude /etc/inner\nHost *\nUser last\n"),
-            ("/h/.ssh/conf.d/1.conf", "Host b\nUser of-b\n"),
-            ("/h/.ssh/conf.d/2.txt", "User wrong\n"),
-            ("/etc/inner", "Host *\nPort 7\n"),
-        ];
-        let user = |host| said(&texts, host).unwrap().user.unwrap();
-        assert_eq!((user("a"), user("b")), ("last".to_owned(), "of-b".to_owned()));
-        assert_eq!(said(&texts, "a").unwrap().port, Some(7));
-        assert_eq!(said(&texts, "c").unwrap().port, None);
-        let endless = said(&[("/h/.ssh/config", "Include config\n")], "a").unwrap_err();
-        assert!(endless.what.contains("too deeply"));
+    fn test_what_the_program_says_is_taken() {
+        let told = "host gpu\nuser ada\nhostname 10.0.0.7\nport 2222\nidentitiesonly yes\nidentityfile ~/.ssh/id_rsa\n\
+                    identityfile ~/.ssh/lab key\nproxyjump gate,ada@inner:2200\nhostkeyalias lab\n\
+                    userknownhostsfile /h/.ssh/known_hosts /h/.ssh/known_hosts2\nciphers aes256-ctr\n";
+        let asked = |text: &str| {
+            let files = [("ssh -G gpu", text), ("/h/.ssh/config", "User nobody\n")];
+            let files = files.map(|(file, text)| (PathBuf::from(file), text.to_owned()));
+            read(Path::new("/h"), "gpu", &BTreeMap::from(files))
+        };
+        let wanted = Said {
+            host_name: Some("10.0.0.7".into()),
+            port: Some(2222),
+            user: Some("ada".into()),
+            keys: vec!["/h/.ssh/lab key".into()],
+            keys_only: Some(true),
+            jumps: Some(vec!["gate".into(), "ada@inner:2200".into()]),
+            known_hosts: Some(vec!["/h/.ssh/known_hosts".into(), "/h/.ssh/known_hosts2".into()]),
+            key_alias: Some("lab".into()),
+        };
+        assert_eq!(asked(told).unwrap(), wanted);
+        let refused = asked("error: line 3: Bad configuration option: foo").unwrap_err();
+        assert_eq!(refused.to_string(), "`ssh -G gpu`: line 3: Bad configuration option: foo");
+        assert!(asked("proxycommand nc %h %p\n").unwrap_err().to_string().contains("`ProxyCommand`"));
+    }
+
+    #[test]
+    fn test_the_program_of_this_machine_is_asked() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join(".ssh")).unwrap();
+        let config = "Match originalhost gpu exec \"true\"\nUser ada\nMatch all\nHostKeyAlias lab\nPort 7\n";
+        std::fs::write(home.path().join(".ssh/config"), config).unwrap();
+        match DiskFiles.told(home.path(), "gpu") {
+            None => {
+                assert!(read(home.path(), "gpu", &DiskFiles).is_err(), "without it that is not understood")
+            }
+            Some(_) => {
+                let said = read(home.path(), "gpu", &DiskFiles).unwrap();
+                let told = (said.user.as_deref(), said.port, said.key_alias.as_deref());
+                assert_eq!(told, (Some("ada"), Some(7), Some("lab")));
+            }
+        }
     }
 
     #[test]
@@ -299,15 +390,15 @@ host *
         let rows = [
             ("Port x", "`x` is no port"),
             ("ProxyCommand nc %h %p", "`ProxyCommand` is not understood"),
-            ("Match exec true", "this `Match` is not understood"),
+            ("Match all", "`match` is understood by the program"),
+            ("Include more", "`include` is understood by the program"),
             ("User \"ada", "a quotation mark is missing"),
             ("User", "`user` says nothing"),
         ];
         for (line, what) in rows {
-            let error = said(&[("/h/.ssh/config", &format!("\n{line}\n"))], "a").unwrap_err();
-            assert!(error.line == 2 && error.what.contains(what), "{line}: {error}");
+            let error = said(&format!("\n{line}\n"), "a").unwrap_err().to_string();
+            assert!(error.contains("line 2") && error.contains(what), "{line}: {error}");
         }
-        assert!(said(&[("/h/.ssh/config", "Match all\nPort 5\n")], "a").unwrap().port == Some(5));
-        assert!(said(&[("/h/.ssh/config", "ProxyCommand none\nUnknown thing\n")], "a").is_ok());
+        assert!(said("ProxyCommand none\nUnknown thing\n", "a").is_ok());
     }
 }

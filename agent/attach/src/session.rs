@@ -385,8 +385,8 @@ fn config(judge: &Judge) -> Config {
 /// Records the key of a host.
 fn learn(hop: &Hop, key: &PublicKey) -> std::io::Result<()> {
     let Some(file) = hop.known_hosts.first() else { return Ok(()) };
-    russh::keys::known_hosts::learn_known_hosts_path(&hop.host, hop.port, key, file)
-        .map_err(std::io::Error::other)
+    let (host, port) = hop.known_as();
+    russh::keys::known_hosts::learn_known_hosts_path(host, port, key, file).map_err(std::io::Error::other)
 }
 
 /// Judges the key of one host.
@@ -403,10 +403,10 @@ struct Judge {
 
 impl Judge {
     fn new(target: &Route, hop: &Hop, known: KnownHosts) -> Judge {
-        let is_last = is_last(target, hop);
+        let (is_last, (host, port)) = (is_last(target, hop), hop.known_as());
         Judge {
-            host: hop.host.clone(),
-            port: hop.port,
+            host: host.to_owned(),
+            port,
             shown_as: hop.to_string(),
             known,
             expected: target.fingerprint.clone().filter(|_| is_last),

@@ -60,6 +60,15 @@ pub(crate) struct Hop {
     pub(crate) agent: Option<PathBuf>,
     /// New keys are written to the first.
     pub(crate) known_hosts: Vec<PathBuf>,
+    /// The name under which its key is known there, if that is another.
+    pub(crate) key_alias: Option<String>,
+}
+
+impl Hop {
+    /// What its key is known as: an alias stands for the host at any port.
+    pub(crate) fn known_as(&self) -> (&str, u16) {
+        self.key_alias.as_deref().map_or((self.host.as_str(), self.port), |alias| (alias, 22))
+    }
 }
 
 impl fmt::Display for Hop {
@@ -126,7 +135,7 @@ impl Route {
 }
 
 fn read(person: &Person, host: &str, files: &dyn Files) -> Result<Said, ConfigError> {
-    config::read(&person.home.join(".ssh/config"), &person.home, host, files)
+    config::read(&person.home, host, files)
 }
 
 fn hop(place: &Place, said: &Said, key: Option<&Path>, person: &Person) -> Hop {
@@ -148,6 +157,7 @@ fn hop(place: &Place, said: &Said, key: Option<&Path>, person: &Person) -> Hop {
         keys_only: key.is_some() || said.keys_only.unwrap_or(false),
         agent: person.agent.clone(),
         known_hosts: said.known_hosts.clone().unwrap_or_else(usual),
+        key_alias: said.key_alias.clone(),
     }
 }
 
