@@ -15,6 +15,7 @@ mod documents;
 mod endpoint;
 mod environments;
 mod faults;
+mod fixes;
 mod fleet;
 mod gc;
 mod gpu_jobs;
