@@ -27,7 +27,7 @@ fn test_jobs_are_removed_with_what_they_left_and_their_names_are_free() {
     host.ctl(&["rm", "runs"]).code(1).says("JOB-106").says("agentctl cancel --wait runs");
     // By what they are only those that are meant, and nobody is asked without a terminal.
     host.ctl(&["rm", "--state", "failed"]).code(1).says("2 jobs").says("--yes");
-    host.ctl(&["rm", "--state", "failed", "--older-than", "1h", "--yes"]).ok().says("no job of yours");
+    host.ctl(&["rm", "--state", "failed", "--older-than", "1h", "--yes"]).ok().says("you have no such job");
     host.ctl(&["rm", "--state", "failed", "--yes"]).ok().says("removed 2 jobs");
     host.ctl(&["rm", "--experiment", "apart", "--yes"]).ok().says("fourth: removed");
     assert_eq!(names(&host), ["runs", "first"]);

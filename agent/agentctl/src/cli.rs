@@ -25,7 +25,7 @@ use crate::failure::{EXIT_CODES, JOB_CODES};
 
 pub(crate) use again::{CodeArgs, DiffArgs, RerunArgs, ShowArgs};
 pub(crate) use attach::{AttachArgs, DetachArgs, SshArgs};
-pub(crate) use choose::{CancelArgs, JobsArgs, RmArgs, Selection};
+pub(crate) use choose::{CancelArgs, Column, JobsArgs, RmArgs, Selection};
 pub(crate) use data::{DataCreateArgs, DataVerb, DataVersionArgs};
 pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
 pub(crate) use inside::{ExecArgs, ForwardArgs, InsideVerb, OpenArgs, Ports};
@@ -74,7 +74,7 @@ pub(crate) enum Verb {
                             --minimize loss --max 20\n  \
                             agentctl sweep extend sweep-x7k2p --trials 20")]
     Sweep(Box<SweepArgs>),
-    /// List jobs, newest first.
+    /// List jobs: what runs, what waits in the order in which it starts, what ended.
     #[command(visible_aliases = ["ps", "ls", "queue"])]
     Jobs(JobsArgs),
     /// List what would be sent of a directory, and which rule leaves out the rest.
@@ -140,7 +140,8 @@ pub(crate) enum Verb {
         after_help = "The environment is made from the same definition. If it is not kept any more, what \
                             the definition leaves open may be newer, but not with --locked.\n\n\
                             Example:\n  \
-                            agentctl rerun train-a --set inputs.lr=0.2"
+                            agentctl rerun train-a --set inputs.lr=0.2\n  \
+                            agentctl rerun train-a -- --lr 0.2 --epochs 5"
     )]
     Rerun(RerunArgs),
     /// Fetch the code of a job, as it was sent.
@@ -542,6 +543,9 @@ fn patience(text: &str) -> Result<u64, &'static str> {
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
+
+#[cfg(test)]
+pub(crate) use choose::ColumnList;
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,7 @@ mod start;
 pub(crate) mod target;
 
 use std::error::Error;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, io};
@@ -31,7 +32,7 @@ use agent_proto::v1::pools_client::PoolsClient;
 use agent_proto::v1::secrets_client::SecretsClient;
 use agent_proto::v1::telemetry_client::TelemetryClient;
 use agent_proto::{MAX_MESSAGE, transport, v1};
-use nix::unistd::{Uid, User};
+use nix::unistd::{Gid, Group, Uid, User};
 use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
@@ -55,8 +56,8 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// Stands for the job that was submitted last.
 const LAST: &str = "-";
-/// How many jobs, the newest, are searched for one by the beginning of its name.
-const LOOKED_THROUGH: u32 = 1000;
+/// How many jobs of a beginning are counted.
+const LIKE: u32 = 100;
 
 /// A daemon, with the user that the system reports for its socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -326,7 +327,11 @@ impl Client {
     }
 
     async fn found(&self, given: &str) -> Result<String, Failure> {
-        let jobs = self.latest_jobs(LOOKED_THROUGH).await?;
+        let request = match given {
+            LAST => v1::ListJobsRequest { limit: 1, owners: vec![self.own()], ..Default::default() },
+            _ => v1::ListJobsRequest { limit: LIKE, begins: given.to_owned(), ..Default::default() },
+        };
+        let jobs = answer(self.jobs().list(request)).await?.jobs;
         Ok(find(given, &jobs, &self.own())?.to_owned())
     }
 
@@ -477,8 +482,13 @@ fn find<'a>(given: &str, jobs: &'a [v1::Job], own: &str) -> Result<&'a str, Faul
         [] => Err(none(format!("there is no job `{given}`, and none begins so"))),
         [name] => Ok(name),
         _ => {
-            let several = none(format!("`{given}` may be one of {} jobs", begins.len()));
-            Err(begins.iter().take(5).fold(several, |fault, name| fault.why(*name)))
+            let most = if begins.len() < LIKE as usize { "" } else { "at least " };
+            let several = none(format!("`{given}` may be one of {most}{} jobs", begins.len()));
+            let told = begins.iter().take(5).fold(several, |fault, name| fault.why(*name));
+            Err(match begins.len().saturating_sub(5) {
+                0 => told,
+                left => told.why(format!("and {left} more")),
+            })
         }
     }
 }
@@ -516,11 +526,28 @@ pub(crate) fn person(owner: &str) -> String {
     user.map_or_else(|| owner.to_owned(), |user| user.name)
 }
 
+/// Whom a user of this name may be to a controller: an account of the machine, or a user from elsewhere.
+pub(crate) fn owners_called(name: &str) -> Vec<String> {
+    if name.parse::<Principal>().is_ok() {
+        return vec![name.to_owned()];
+    }
+    let account = User::from_name(name).ok().flatten();
+    let account = account.map(|user| Principal::Local { uid: user.uid.as_raw() }.to_string());
+    let elsewhere = name.parse().ok().map(|name| Principal::User { name }.to_string());
+    account.into_iter().chain(elsewhere).collect()
+}
+
 fn denied(socket: &Path) -> Fault {
-    Fault::new(Code::Denied, format!("the daemon at {} is not open to you", socket.display())).fix(
-        "ask its operator for access, or use one of your own: \
-         start it with `agentd run --user` and name its socket with --socket",
-    )
+    let fault = Fault::new(Code::Denied, format!("the daemon at {} is not open to you", socket.display()));
+    let group = std::fs::symlink_metadata(socket).ok().map(|file| Gid::from_raw(file.gid()));
+    let group = group.and_then(|group| Group::from_gid(group).ok().flatten()).map(|group| group.name);
+    let own = "use one of your own: start it with `agentd run --user` and name its socket with --socket";
+    match group.filter(|name| name != "root") {
+        Some(name) => fault
+            .why(format!("it is open to members of the group `{name}`, operators among them"))
+            .fix(format!("have yourself added: sudo usermod -aG {name} $USER, then log in again; or {own}")),
+        None => fault.fix(format!("ask its operator for access, or {own}")),
+    }
 }
 
 fn way_of(socket: &Path) -> Result<Way, AddressError> {
@@ -606,6 +633,13 @@ mod tests {
         told.push(fault_of(&long).await);
         told.extend([denied(Path::new("DIR/theirs.sock")), start::no_home()]);
         insta::assert_snapshot!("faults", shown(&told).replace(&dir.path().display().to_string(), "DIR"));
+    }
+
+    #[test]
+    fn test_a_user_is_an_account_or_a_user_from_elsewhere() {
+        assert_eq!(owners_called("root"), ["uid 0", "user root"]);
+        assert_eq!(owners_called("uid 7"), ["uid 7"]);
+        assert_eq!(owners_called("nobody-of-this-name"), ["user nobody-of-this-name"]);
     }
 
     #[test]

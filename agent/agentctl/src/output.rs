@@ -101,8 +101,11 @@ impl Output {
     /// The same, but clears the screen first if standard output is a terminal.
     pub(crate) fn print_anew(&mut self, text: &str) -> Result<(), Failure> {
         const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
-        let clear = if self.filter.is_some() { CLEAR } else { "" };
-        self.print(&format!("{clear}{text}"))
+        if self.filter.is_none() {
+            return self.print(text);
+        }
+        let rows = rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |size| usize::from(size.ws_row));
+        self.print(&format!("{CLEAR}{}", beginning(text, rows)))
     }
 
     /// Writes one JSON document to standard output. One that is older than now says so.
@@ -265,6 +268,16 @@ fn paper(stream: &(impl IsTerminal + AsFd), colour: bool) -> Paper {
     Paper { ink: Ink::new(colour), width: if columns < 20 { 80 } else { columns } }
 }
 
+/// As much of a text as a screen of so many rows shows: what is at its head matters most.
+fn beginning(text: &str, rows: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    if rows < 5 || lines.len() < rows {
+        return text.to_owned();
+    }
+    let shown = rows - 2; // one row says how much is left, and the cursor has one
+    format!("{}\n… {} more lines\n", lines[..shown].join("\n"), lines.len() - shown)
+}
+
 /// A spinner's text, so short that a `^C` echoed after it stays on its line.
 fn fit(doing: &str, width: usize) -> String {
     text::cut(&text::clean(doing), width.saturating_sub(12))
@@ -284,4 +297,17 @@ fn write_out(bytes: &[u8]) -> Result<(), Failure> {
             "check where the output goes; is that disk full?",
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_a_screen_keeps_the_head_of_a_text() {
+        let text = "1\n2\n3\n4\n5\n6\n";
+        assert_eq!(beginning(text, 7), text);
+        assert_eq!(beginning(text, 6), "1\n2\n3\n4\n… 2 more lines\n");
+        assert_eq!(beginning(text, 0), text);
+    }
 }

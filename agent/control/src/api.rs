@@ -12,6 +12,7 @@ mod grants;
 mod identity;
 mod inside;
 mod jobs;
+mod listing;
 mod namesakes;
 mod naming;
 mod nodes;

@@ -13,6 +13,7 @@
 
 mod arrays;
 mod ballast;
+mod choice;
 mod error;
 mod file;
 mod loaded;
@@ -48,6 +49,7 @@ use seats::Earlier;
 pub(crate) use seats::RankPlace;
 
 pub(crate) use arrays::{ArrayRecord, StepsRecord};
+pub(crate) use choice::{Among, JobFilter};
 pub use error::StoreError;
 pub(crate) use loaded::{Loaded, Missing, earlier_trials};
 pub(crate) use members::{MemberRecord, RemovedRecord, TokenRecord, UserRecord};
@@ -487,17 +489,6 @@ fn checksum(parts: &[&[u8]]) -> i64 {
     i64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// Which jobs are looked through.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Among<'a> {
-    /// All.
-    All,
-    /// Those that are no tasks of arrays.
-    Jobs,
-    /// All whose name is that of a task of this array.
-    TasksOf(&'a JobId),
-}
-
 /// Durable storage: when [`Store::commit`] returns, a power cut loses nothing.
 #[async_trait]
 pub(crate) trait Store: fmt::Debug + Send + Sync {
@@ -509,7 +500,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     async fn job(&self, id: &JobId) -> Result<Option<JobRecord>, StoreError>;
     /// The job that a submission made.
     async fn submitted(&self, request: &str) -> Result<Option<JobRecord>, StoreError>;
-    /// Up to `limit` jobs, newest first, older than `before`, without those that were removed.
+    /// Up to `limit` jobs, newest first, older than `before`, without those that were removed. [`Among::Named`] has an
+    /// order of its own and no `before`.
     async fn page(
         &self,
         among: Among<'_>,

@@ -1492,6 +1492,21 @@ pub struct ListJobsRequest {
     /// Only tasks of this array, those of them that have been started; empty: only jobs that are no tasks.
     #[prost(string, tag = "4")]
     pub array: ::prost::alloc::string::String,
+    /// Only jobs of these, written like `Job.owner`; empty: of all.
+    #[prost(string, repeated, tag = "5")]
+    pub owners: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Only jobs in these states; empty: in all.
+    #[prost(string, repeated, tag = "6")]
+    pub states: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Only jobs of this experiment, of those whose experiment the caller may see.
+    #[prost(string, tag = "7")]
+    pub experiment: ::prost::alloc::string::String,
+    /// Only jobs whose name begins so, in the order of their names. Not for tasks, and not with `standing`.
+    #[prost(string, tag = "8")]
+    pub begins: ::prost::alloc::string::String,
+    /// Instead of newest first: what runs, then what waits in the order in which it is looked at, then what ended.
+    #[prost(bool, tag = "9")]
+    pub standing: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListJobsResponse {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::lasting;
 
@@ -23,8 +24,11 @@ pub(crate) struct JobsArgs {
     /// Only yours.
     #[arg(long)]
     pub(crate) mine: bool,
+    /// Only those of this user.
+    #[arg(long, value_name = "NAME", conflicts_with = "mine")]
+    pub(crate) user: Option<String>,
     /// Only those in this state.
-    #[arg(long, value_name = "STATE", ignore_case = true, value_parser = STATES)]
+    #[arg(long, value_name = "STATE", ignore_case = true, value_parser = state())]
     pub(crate) state: Option<String>,
     /// Only those of this experiment.
     #[arg(long, value_name = "NAME")]
@@ -32,9 +36,103 @@ pub(crate) struct JobsArgs {
     /// Show them anew whenever something changes, until Ctrl-C.
     #[arg(long, short, conflicts_with = "json")]
     pub(crate) watch: bool,
+    /// Which columns: wide, or some of name, state, age, time, exit, owner, node, gpus, cpus, memory, experiment, title and
+    /// what, with commas between them.
+    #[arg(long, short, value_name = "COLUMNS", conflicts_with = "json")]
+    pub(crate) output: Option<ColumnList>,
     /// As JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl JobsArgs {
+    /// Not every job is meant.
+    pub(crate) fn is_narrowed(&self) -> bool {
+        self.mine || self.active || self.user.is_some() || self.state.is_some() || self.experiment.is_some()
+    }
+}
+
+/// What a column of `agentctl jobs` shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Column {
+    Name,
+    State,
+    Age,
+    Time,
+    Exit,
+    Owner,
+    Node,
+    Gpus,
+    Cpus,
+    Memory,
+    Experiment,
+    Title,
+    /// Why it waits, what is done for it now, and its title.
+    What,
+}
+
+impl Column {
+    const ALL: [Column; 13] = [
+        Column::Name,
+        Column::State,
+        Column::Age,
+        Column::Time,
+        Column::Exit,
+        Column::Owner,
+        Column::Node,
+        Column::Gpus,
+        Column::Cpus,
+        Column::Memory,
+        Column::Experiment,
+        Column::Title,
+        Column::What,
+    ];
+
+    /// Above it, and in small letters as it is asked for.
+    pub(crate) fn heading(self) -> &'static str {
+        match self {
+            Column::Name => "NAME",
+            Column::State => "STATE",
+            Column::Age => "AGE",
+            Column::Time => "TIME",
+            Column::Exit => "EXIT",
+            Column::Owner => "OWNER",
+            Column::Node => "NODE",
+            Column::Gpus => "GPUS",
+            Column::Cpus => "CPUS",
+            Column::Memory => "MEMORY",
+            Column::Experiment => "EXPERIMENT",
+            Column::Title => "TITLE",
+            Column::What => "WHAT",
+        }
+    }
+
+    /// Whether it holds numbers.
+    pub(crate) fn is_number(&self) -> bool {
+        use Column::{Age, Cpus, Exit, Gpus, Memory, Time};
+        matches!(self, Age | Time | Exit | Gpus | Cpus | Memory)
+    }
+}
+
+/// The columns of a table, in their order.
+#[derive(Debug, Clone)]
+pub(crate) struct ColumnList(pub(crate) Vec<Column>);
+
+impl std::str::FromStr for ColumnList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ColumnList, String> {
+        use Column::{Age, Cpus, Exit, Gpus, Memory, Name, Node, Owner, State, Time, What};
+        if text == "wide" {
+            return Ok(ColumnList(vec![Name, State, Age, Time, Exit, Owner, Node, Gpus, Cpus, Memory, What]));
+        }
+        let known = || Column::ALL.map(|column| column.heading().to_lowercase()).join(", ");
+        let column = |word: &str| {
+            let found = Column::ALL.into_iter().find(|column| column.heading().eq_ignore_ascii_case(word));
+            found.ok_or_else(|| format!("there is no column `{word}`; there are wide, {}", known()))
+        };
+        text.trim_start_matches("columns=").split(',').map(column).collect::<Result<_, _>>().map(ColumnList)
+    }
 }
 
 /// Some of the caller's own jobs: by name, or by what they are.
@@ -42,22 +140,33 @@ pub(crate) struct JobsArgs {
 #[group(id = "chosen", required = true, multiple = true)]
 pub(crate) struct Selection {
     /// The jobs' names, or the beginnings of them; `-` is your last one.
-    #[arg(conflicts_with_all = ["all", "state", "experiment"])]
+    #[arg(conflicts_with_all = ["all", "state", "experiment", "user"])]
     pub(crate) jobs: Vec<String>,
     /// Every one of yours.
     #[arg(long)]
     pub(crate) all: bool,
     /// Those of yours in this state.
-    #[arg(long, value_name = "STATE", ignore_case = true, value_parser = STATES)]
+    #[arg(long, value_name = "STATE", ignore_case = true, value_parser = state())]
     pub(crate) state: Option<String>,
     /// Those of yours of this experiment.
     #[arg(long, value_name = "NAME")]
     pub(crate) experiment: Option<String>,
+    /// Those of this user instead of yours; for operators.
+    #[arg(long, value_name = "NAME", conflicts_with = "all")]
+    pub(crate) user: Option<String>,
 }
 
 /// What `agentctl jobs` shows as a job's state.
 const STATES: [&str; 8] =
     ["Queued", "Preparing", "Running", "Finalizing", "NotResponding", "Completed", "Failed", "Canceled"];
+
+/// A state in any case, as the name that it has everywhere else.
+fn state() -> impl TypedValueParser<Value = String> {
+    PossibleValuesParser::new(STATES).map(|given| {
+        let known = STATES.into_iter().find(|state| state.eq_ignore_ascii_case(&given));
+        known.map_or(given, str::to_owned)
+    })
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {

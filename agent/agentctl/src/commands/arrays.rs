@@ -80,9 +80,15 @@ pub(super) async fn tasks_or_self(client: &Client, job: JobView) -> Result<Vec<J
     if job.tasks.is_none() {
         return Ok(vec![job]);
     }
-    let mut tasks = jobs::tasks(client, &job.job, u32::MAX, false, |_| true).await?.0;
+    let mut tasks = tasks(client, &job).await?;
     tasks.sort_by_key(|task| task.index);
     Ok(tasks)
+}
+
+/// The tasks of an array that have a record.
+pub(super) async fn tasks(client: &Client, array: &JobView) -> Result<Vec<JobView>, Failure> {
+    let wanted = jobs::JobQuery { array: array.job.clone(), ..jobs::JobQuery::default() };
+    Ok(jobs::list(client, &wanted).await?.0)
 }
 
 /// Refuses an array where only one task can be meant.

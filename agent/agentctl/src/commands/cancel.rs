@@ -5,10 +5,10 @@
 use agent_proto::v1;
 use futures_util::StreamExt;
 
-use super::jobs::list;
+use super::jobs::{JobQuery, list};
 use super::view::JobView;
 use crate::cli::{CancelArgs, Selection};
-use crate::client::{self, Client, Target, answer, person};
+use crate::client::{self, Client, Target, answer, owners_called};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -21,7 +21,7 @@ pub(super) async fn cancel(
     let client = Client::find(to).await?;
     let mut first = None;
     let mut asked = Vec::new();
-    for given in choose(&client, &args.choice, |job| !job.has_ended(), output).await? {
+    for given in choose(&client, &args.choice, true, |_| true, output).await? {
         match ask(&client, &given, output).await {
             Ok(job) => asked.push(job),
             Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
@@ -36,24 +36,32 @@ pub(super) async fn cancel(
     first.map_or(Ok(()), Err)
 }
 
-/// The given names; if there are none, the caller's own jobs that match `choice` and `fit`.
+/// The given names; if there are none, the jobs of the caller, or of the one who is named, that match `choice` and `fit`;
+/// with `active` only those that have not ended.
 pub(super) async fn choose(
     client: &Client,
     choice: &Selection,
+    active: bool,
     fit: impl Fn(&JobView) -> bool,
     output: &mut Output,
 ) -> Result<Vec<String>, Failure> {
     if !choice.jobs.is_empty() {
         return Ok(choice.jobs.clone());
     }
-    let own = person(&client.own());
-    let meant = |job: &JobView| {
-        job.owner == own && fit(job) && job.is_such(choice.state.as_deref(), choice.experiment.as_deref())
+    let wanted = JobQuery {
+        owners: choice.user.as_deref().map_or_else(|| vec![client.own()], owners_called),
+        state: choice.state.clone(),
+        experiment: choice.experiment.clone(),
+        active,
+        ..JobQuery::default()
     };
-    let (jobs, _) = list(client, u32::MAX, false, meant).await?;
-    let names: Vec<String> = jobs.into_iter().map(|job| job.job).collect();
+    let jobs = list(client, &wanted).await?.0.into_iter().filter(fit);
+    let names: Vec<String> = jobs.map(|job| job.job).collect();
     if names.is_empty() {
-        output.note("no job of yours is such a one");
+        output.note(&match &choice.user {
+            Some(user) => format!("{user} has no such job"),
+            None => "you have no such job".to_owned(),
+        });
     }
     Ok(names)
 }

@@ -111,7 +111,8 @@ async fn find(client: &Client, name: &str) -> Result<NodeView, Failure> {
 
 /// The jobs that have not ended and are on this machine.
 pub(super) async fn jobs_on(client: &Client, node: &str) -> Result<Vec<JobView>, Failure> {
-    let (mut all, _) = jobs::list(client, u32::MAX, true, |_| true).await?;
+    let wanted = jobs::JobQuery { active: true, ..jobs::JobQuery::default() };
+    let (mut all, _) = jobs::list(client, &wanted).await?;
     all.retain(|job| job.replicas.iter().any(|replica| replica.node == node));
     Ok(all)
 }

@@ -19,7 +19,7 @@ pub(super) async fn hold(
     let client = Client::find(to).await?;
     let waits = |job: &JobView| job.state == "Queued";
     let mut first = None;
-    for given in choose(&client, choice, waits, output).await? {
+    for given in choose(&client, choice, true, waits, output).await? {
         match set(&client, &given, held, output).await {
             Ok(()) => {}
             Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),

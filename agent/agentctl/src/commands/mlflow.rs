@@ -21,7 +21,7 @@ use super::download::{fetch_tree, lost_outputs, room_beside, stored, unlaid, unw
 use super::jobs;
 use super::view::JobView;
 use crate::cli::{ExportArgs, MlflowVerb, UiArgs, variable};
-use crate::client::{Client, Target, person};
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
@@ -50,7 +50,7 @@ pub(super) async fn mlflow(
 /// Exports the jobs that are named.
 async fn export(client: &Client, args: &ExportArgs, output: &mut Output) -> Result<(), Failure> {
     let meant = named(client, &args.jobs).await?;
-    write(client, meant, &args.to, !args.no_artifacts, output).await?;
+    Box::pin(write(client, meant, &args.to, !args.no_artifacts, output)).await?;
     let dir = args.to.display();
     output.note(&format!("see them: {ALLOW}=true mlflow ui --backend-store-uri {dir}"));
     Ok(())
@@ -67,9 +67,9 @@ async fn named(client: &Client, names: &[String]) -> Result<Vec<JobView>, Failur
 
 /// Exports jobs, and lets MLflow show them. This process becomes MLflow's.
 async fn ui(client: &Client, args: UiArgs, output: &mut Output) -> Result<ExitCode, Failure> {
-    let own = person(&client.own());
+    let latest = jobs::JobQuery { limit: LATEST, owners: vec![client.own()], ..jobs::JobQuery::default() };
     let meant = match args.jobs.is_empty() {
-        true => jobs::list(client, LATEST, false, |job| job.owner == own).await?.0,
+        true => jobs::list(client, &latest).await?.0,
         false => named(client, &args.jobs).await?,
     };
     let dir = match args.to {
@@ -79,7 +79,7 @@ async fn ui(client: &Client, args: UiArgs, output: &mut Output) -> Result<ExitCo
             made.map_err(|error| unwritable(&std::env::temp_dir(), &error))?.keep()
         }
     };
-    write(client, meant, &dir, !args.no_artifacts, output).await?;
+    Box::pin(write(client, meant, &dir, !args.no_artifacts, output)).await?;
     let Some(mut command) = installed() else {
         return Err(Failure::refused(
             "there is no `mlflow`, and `python3` has no such module with its pages",

@@ -18,7 +18,7 @@ use crate::output::text::count;
 pub(super) async fn rm(args: &RmArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let fits = |job: &JobView| is_older(job, args.older_than, SystemClock.now());
-    let names = choose(&client, &args.choice, fits, output).await?;
+    let names = choose(&client, &args.choice, false, fits, output).await?;
     if args.choice.jobs.is_empty() && !args.yes {
         confirm(&names, output)?;
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::view::{ControllerView, JobView, NodeView, NoticeView};
 use super::{doctor, gpus, jobs, kept};
 use crate::cli::StatusArgs;
-use crate::client::{Client, Target, Whom};
+use crate::client::{Client, Target, Whom, person};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, age, ago, clean, count, duration, wrap};
@@ -36,11 +36,13 @@ struct Glance {
     /// Of a daemon that is only a node.
     uplink: Option<UplinkView>,
     nodes: Vec<NodeView>,
-    /// Jobs that have not ended.
+    /// Jobs that have not ended: what runs, then what waits.
     jobs: Vec<JobView>,
     /// Jobs that ended with a fault a while ago, the latest first.
     failed: Vec<JobView>,
     whom: Whom,
+    /// Who asks.
+    own: String,
     /// Daemons that are not this one.
     others: Vec<Whom>,
 }
@@ -79,9 +81,10 @@ pub(super) async fn as_json(client: &Client) -> Result<Value, Failure> {
 impl Glance {
     /// Asks for everything at once.
     async fn take(client: &Client) -> Result<Glance, Failure> {
+        let active = jobs::JobQuery { limit: 500, active: true, standing: true, ..jobs::JobQuery::default() };
         let (machines, active, recent, whom, others) = tokio::join!(
             Box::pin(client.machines()),
-            Box::pin(jobs::list(client, 500, true, |_| true)),
+            Box::pin(jobs::list(client, &active)),
             Box::pin(client.latest_jobs(LATEST)),
             client.whom(),
             client.others(),
@@ -95,6 +98,7 @@ impl Glance {
             jobs: active?.0,
             failed: latest_failed(recent, SystemClock.now()),
             whom: whom?,
+            own: person(&client.own()),
             others,
         })
     }
@@ -113,6 +117,8 @@ fn latest_failed(jobs: Vec<JobView>, now: Timestamp) -> Vec<JobView> {
 }
 
 fn document(glance: &Glance) -> Value {
+    let mut newest_first: Vec<&JobView> = glance.jobs.iter().collect();
+    newest_first.sort_by_key(|job| std::cmp::Reverse(job.submitted_ms));
     json!({
         "controller": glance.controller,
         "uplink": glance.uplink,
@@ -120,7 +126,7 @@ fn document(glance: &Glance) -> Value {
         "user": glance.whom.user,
         "others": glance.others,
         "nodes": glance.nodes,
-        "jobs": glance.jobs,
+        "jobs": newest_first,
         "failed": glance.failed,
     })
 }
@@ -167,7 +173,7 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
     }
     if !glance.jobs.is_empty() {
         let shown = &glance.jobs[..glance.jobs.len().min(SHOWN)];
-        let _ = write!(text, "\n{}", jobs::table(shown, now, paper));
+        let _ = write!(text, "\n{}", jobs::table(shown, &glance.own, &jobs::Columns::default(), now, paper));
         if glance.jobs.len() > SHOWN {
             let _ = writeln!(text, "and {} more: agentctl jobs --active --all", glance.jobs.len() - SHOWN);
         }
@@ -335,7 +341,7 @@ fn hints(glance: &Glance, now: Timestamp) -> Vec<String> {
             ));
         }
     }
-    if let Some(job) = glance.jobs.iter().rev().find(|job| job.state == "Queued" && !job.detail.is_empty()) {
+    if let Some(job) = glance.jobs.iter().find(|job| job.state == "Queued" && !job.detail.is_empty()) {
         hints.push(format!("{} waits: {}", job.job, clean(&job.detail)));
     }
     hints
@@ -364,7 +370,16 @@ mod tests {
             notices: Vec::new(),
         };
         let whom = Whom { socket: "/home/ada/agentd/agentd.sock".into(), user: "ada".into(), context: None };
-        Glance { controller, uplink: None, nodes, jobs, failed: Vec::new(), whom, others: Vec::new() }
+        Glance {
+            controller,
+            uplink: None,
+            nodes,
+            jobs,
+            failed: Vec::new(),
+            whom,
+            own: "root".into(),
+            others: Vec::new(),
+        }
     }
 
     #[test]

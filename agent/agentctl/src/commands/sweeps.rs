@@ -15,8 +15,8 @@ use agent_proto::v1;
 use serde::Serialize;
 use tokio::time::{Duration, Instant, sleep};
 
+use super::arrays::tasks;
 use super::follow::Ended;
-use super::jobs::tasks;
 use super::view::JobView;
 use super::{as_job, submit};
 use crate::cli::{ExtendArgs, SweepArgs, SweepSettings, SweepVerb};
@@ -72,7 +72,7 @@ impl From<v1::BestTrial> for BestView {
 
 /// The trials of a sweep that have a record, the best first; those without a value of the metric come last.
 pub(super) async fn trials(client: &Client, sweep: &JobView) -> Result<Vec<JobView>, Failure> {
-    let mut trials = tasks(client, &sweep.job, u32::MAX, false, |_| true).await?.0;
+    let mut trials = tasks(client, sweep).await?;
     let goal = sweep.spec.sweep.as_ref().map_or(Goal::Minimize, |sweep| sweep.objective.goal);
     let best = |job: &JobView| job.trial.as_ref().and_then(|trial| trial.best).unwrap_or(f64::NAN);
     trials.sort_by(|one, other| match (best(one), best(other)) {

@@ -3,6 +3,7 @@
 
 mod spec;
 
+use agent_model::job::Input;
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::{Outcome, Usage};
 use agent_model::pipeline::Pipeline;
@@ -220,10 +221,18 @@ impl JobView {
         matches!(self.state.as_str(), "Completed" | "Failed" | "Canceled")
     }
 
-    /// Whether it is in this state and of this experiment; `None` means any.
-    pub(crate) fn is_such(&self, state: Option<&str>, experiment: Option<&str>) -> bool {
-        state.is_none_or(|state| state.eq_ignore_ascii_case(&self.state))
-            && experiment.is_none_or(|experiment| *experiment == self.experiment)
+    /// Its title with what tells it from others of that title: the arguments of its command, and its inputs that are
+    /// values.
+    pub(crate) fn what(&self) -> String {
+        let command = self.spec.command.trim();
+        let is_made = !self.title.is_empty() && command.starts_with(&self.title);
+        if !is_made || command.contains('\n') {
+            return self.title.clone();
+        }
+        self.spec.inputs.iter().fold(command.to_owned(), |text, (name, input)| match input {
+            Input::Literal(value) => text.replace(&format!("${{{{inputs.{name}}}}}"), value),
+            _ => text,
+        })
     }
 
     /// What went wrong, if it is known.

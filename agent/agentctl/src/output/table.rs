@@ -33,11 +33,15 @@ pub(crate) struct Table {
     right: Vec<usize>,
     /// Columns of names, which may be cut.
     names: Vec<usize>,
+    /// The first cell is never cut.
+    whole_first: bool,
     rows: Vec<Vec<Cell>>,
 }
 
 /// The last cell of a row is cut to this many columns before names are cut.
 const ROOMY: usize = 16;
+/// The same where the first cells are not cut.
+const MUCH: usize = 28;
 /// It is cut to no fewer columns than this: with less room it is left out.
 const LEAST: usize = 8;
 /// Names are cut to no fewer columns than this, which the key of an environment has.
@@ -46,12 +50,24 @@ const LEAST_NAME: usize = 18;
 impl Table {
     /// An empty table; the columns `right` hold numbers. The first column is one of names.
     pub(crate) fn new(headings: &[&'static str], right: &[usize]) -> Table {
-        Table { headings: headings.to_vec(), right: right.to_vec(), names: vec![0], rows: Vec::new() }
+        Table {
+            headings: headings.to_vec(),
+            right: right.to_vec(),
+            names: vec![0],
+            whole_first: false,
+            rows: Vec::new(),
+        }
     }
 
     /// The same with these columns of names.
     pub(crate) fn with_names(self, names: &[usize]) -> Table {
         Table { names: names.to_vec(), ..self }
+    }
+
+    /// The same with a first column that can be copied: a name too long for its column has a line of its own, and what
+    /// belongs to it is below.
+    pub(crate) fn whole_first(self) -> Table {
+        Table { whole_first: true, ..self }
     }
 
     /// Adds a row.
@@ -67,8 +83,16 @@ impl Table {
         let widths = self.widths(&head, paper.width);
         let mut text = String::new();
         for row in [&head].into_iter().chain(&self.rows) {
+            let is_alone = self.whole_first && row[0].text.width() > widths[0];
+            if is_alone {
+                text.push_str(&paper.ink.paint(row[0].tone, &row[0].text));
+                text.push('\n');
+            }
             let cells = row.iter().zip(&widths).enumerate();
-            let cells = cells.map(|(at, (cell, width))| self.cell(at, cell, *width, paper));
+            let cells = cells.map(|(at, (cell, width))| match at {
+                0 if is_alone => " ".repeat(*width),
+                _ => self.cell(at, cell, *width, paper),
+            });
             text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
             text.push('\n');
         }
@@ -91,7 +115,7 @@ impl Table {
             widths[last] = widths[last].saturating_sub(over(widths)).max(least);
         };
         if may_cut_last {
-            cut_last(&mut widths, ROOMY);
+            cut_last(&mut widths, if self.whole_first { MUCH } else { ROOMY });
         }
         while over(&widths) > 0 {
             let widest = self.names.iter().copied().max_by_key(|name| widths[*name]);
@@ -169,6 +193,19 @@ mod tests {
             at(10_000)
                 .contains("-very-long-name-x7k2p  a-metric-with-a-very-long-name/loss  0.123456  something")
         );
+    }
+
+    #[test]
+    fn test_a_name_that_is_to_be_copied_is_never_cut() {
+        let mut table = table().whole_first();
+        table.row(["a-name-that-is-very-long-1".into(), "0".into(), "a title with several words".into()]);
+        insta::assert_snapshot!(table.render(Paper { ink: Ink::new(false), width: 52 }), @r"
+            NAME                EXIT  TITLE
+            train-1              137  a long title with words
+            x                         short
+            a-name-that-is-very-long-1
+                                   0  a title with several words
+        ");
     }
 
     #[test]

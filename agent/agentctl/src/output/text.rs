@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Write;
+use std::time::Duration;
 
 use agent_model::Timestamp;
 pub(crate) use agent_model::words::{count, duration};
@@ -84,6 +85,27 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
         s @ 60..3600 => format!("{} min", s / 60),
         s @ 3600..86_400 => format!("{} h", s / 3600),
         s => format!("{} d", s / 86_400),
+    }
+}
+
+/// A length in one unit and few letters, for a table: `40s`, `14m`, `2h`, `5d`.
+pub(crate) fn short(length: Duration) -> String {
+    match length.as_secs() {
+        s @ 0..60 => format!("{s}s"),
+        s @ 60..3600 => format!("{}m", s / 60),
+        s @ 3600..86_400 => format!("{}h", s / 3600),
+        s => format!("{}d", s / 86_400),
+    }
+}
+
+/// A length as a clock shows it, for a table: `0:07`, `7:47`, `1:02:03`, `2d 03:04`.
+pub(crate) fn clock(length: Duration) -> String {
+    let s = length.as_secs();
+    let (minutes, hours) = (s / 60 % 60, s / 3600);
+    match hours {
+        0 => format!("{minutes}:{:02}", s % 60),
+        1..24 => format!("{hours}:{minutes:02}:{:02}", s % 60),
+        _ => format!("{}d {:02}:{minutes:02}", hours / 24, hours % 24),
     }
 }
 
@@ -179,6 +201,14 @@ mod tests {
     fn test_ages_have_one_unit() {
         assert_eq!(age(Timestamp(0), Timestamp(200_000)), "3 min");
         assert_eq!(age(Timestamp(5), Timestamp(0)), "now");
+    }
+
+    #[test]
+    fn test_lengths_in_tables_are_short() {
+        let seconds = [0, 59, 467, 3723, 86_400 * 2 + 3 * 3600 + 4 * 60];
+        let shown = seconds.map(Duration::from_secs).map(|length| (short(length), clock(length)));
+        let shown = shown.map(|(short, clock)| format!("{short} {clock}"));
+        assert_eq!(shown, ["0s 0:00", "59s 0:59", "7m 7:47", "1h 1:02:03", "2d 2d 03:04"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A submission is answered when it is on disk. A watcher gets the present state of the job, then its changes: a slow
 //! one may miss some in between, never the last.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::pin::Pin;
 
 use agent_model::job::MAX_TASKS;
@@ -16,17 +16,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::inside::SessionStream;
 use super::pages::Page;
-use super::{Caller, Refusal, Services, ended, hide_what_it_does, invalid, to_wire};
+use super::{Caller, Refusal, Services, invalid, to_wire};
 use crate::pins;
 use crate::queue::{JobView, Submission};
 use crate::store::{Among, JobRecord};
 
-/// Jobs in a page by default.
-const PAGE: u32 = 50;
-/// The most jobs in a page.
-const LARGEST_PAGE: u32 = 1000;
-/// Jobs that are read from the disk at a time: each may have a megabyte.
-const READ: u32 = 32;
 /// Tasks of an array that are removed at a time.
 const REMOVALS: usize = 64;
 /// Names tried before a collision is called a bug.
@@ -212,62 +206,6 @@ impl Services {
         }
         self.queue.flush().await?;
         Ok(crate::store::earlier_trials(&*self.store, spec).await?)
-    }
-
-    async fn list_jobs(
-        &self,
-        request: v1::ListJobsRequest,
-        caller: &Caller,
-    ) -> Result<v1::ListJobsResponse, Refusal> {
-        let limit = match request.limit {
-            0 => PAGE,
-            limit => limit.min(LARGEST_PAGE),
-        };
-        let before = match request.after.as_str() {
-            "" => None,
-            name => Some(self.view(&name.parse()?).await?.job.seq),
-        };
-        let array = Some(request.array.as_str()).filter(|array| !array.is_empty());
-        let array = array.map(str::parse::<JobId>).transpose()?;
-        if let Some(array) = &array {
-            self.readable(array, caller).await?;
-        }
-        let among = array.as_ref().map_or(Among::Jobs, Among::TasksOf);
-        let mut live = self.queue.shown_jobs().await?;
-        live.retain(|view| before.is_none_or(|before| view.job.seq < before));
-        live.retain(|view| view.job.task().map(|(array, _)| array) == array);
-        live.sort_by_key(|view| std::cmp::Reverse(view.job.seq));
-        let all = caller.is_operator().await;
-        let shown = |view: &JobView| match all || caller.owns(&view.job) || view.job.spec.visible_to_all {
-            true => to_wire(view),
-            false => hide_what_it_does(to_wire(view)),
-        };
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let mut page = Page::new();
-        if request.active {
-            let more = live.len() > limit;
-            let _ = live.iter().take(limit).all(|view| page.take(shown(view)));
-            return Ok(v1::ListJobsResponse { more: page.more || more, jobs: page.entries });
-        }
-        self.queue.flush_if_possible().await?;
-        let mut live: HashMap<_, _> = live.into_iter().map(|view| (view.job.id.clone(), view)).collect();
-        let mut before = before;
-        let more = loop {
-            let stored = self.store.page(among, before, READ).await?;
-            let is_last = stored.len() < READ as usize;
-            before = stored.last().map(|job| job.seq);
-            for job in stored {
-                if page.entries.len() == limit {
-                    return Ok(v1::ListJobsResponse { jobs: page.entries, more: true });
-                }
-                let view = live.remove(&job.id).unwrap_or_else(|| ended(job));
-                page.take(shown(&view));
-            }
-            if is_last || page.more {
-                break page.more;
-            }
-        };
-        Ok(v1::ListJobsResponse { jobs: page.entries, more })
     }
 
     /// A job as it changes; one that ended has a single value.

@@ -386,6 +386,58 @@ async fn test_list_goes_newest_first_in_pages() {
     rig.stop().await;
 }
 
+/// What runs or waits is first whatever ended since, and each filter is answered by the controller.
+#[tokio::test]
+async fn test_list_begins_with_what_stands_and_is_narrowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let of = |name: &str, experiment: &str| v1::JobSpec { experiment: experiment.into(), ..request(name) };
+    rig.try_submit("1", of("train-a", "one")).await.unwrap();
+    rig.try_submit("2", of("train-b", "two")).await.unwrap();
+    for name in ["gone-1", "gone-2", "gone-3"] {
+        rig.try_submit(name, of(name, "two")).await.unwrap();
+        rig.cancel(name).await;
+    }
+    let hold = v1::HoldJobRequest { job: "train-a".into(), held: true };
+    rig.jobs.hold(hold).await.unwrap();
+    let own = rig.cancel("gone-1").await.owner;
+    let mut ask = async |request: v1::ListJobsRequest| {
+        let answer = rig.jobs.list(request).await.unwrap().into_inner();
+        let names: Vec<String> = answer.jobs.into_iter().map(|job| job.job).collect();
+        (names.join(" "), answer.more)
+    };
+    let all = || v1::ListJobsRequest { standing: true, ..Default::default() };
+    assert_eq!(ask(all()).await.0, "train-b train-a gone-3 gone-2 gone-1");
+    let two = v1::ListJobsRequest { limit: 2, ..all() };
+    assert_eq!(ask(two.clone()).await, ("train-b train-a".into(), true));
+    let next = v1::ListJobsRequest { after: "train-a".into(), ..two.clone() };
+    assert_eq!(ask(next).await, ("gone-3 gone-2".into(), true));
+    let last = v1::ListJobsRequest { after: "gone-2".into(), ..two };
+    assert_eq!(ask(last).await, ("gone-1".into(), false));
+
+    let canceled = v1::ListJobsRequest { states: vec!["Canceled".into()], limit: 2, ..all() };
+    assert_eq!(ask(canceled).await, ("gone-3 gone-2".into(), true));
+    let queued = v1::ListJobsRequest { states: vec!["Queued".into()], ..Default::default() };
+    assert_eq!(ask(queued).await.0, "train-b train-a");
+    let failed = v1::ListJobsRequest { states: vec!["Failed".into()], ..all() };
+    assert_eq!(ask(failed).await, (String::new(), false));
+    let of_two = v1::ListJobsRequest { experiment: "two".into(), ..Default::default() };
+    assert_eq!(ask(of_two).await.0, "gone-3 gone-2 gone-1 train-b");
+    let mine = v1::ListJobsRequest { owners: vec![own], limit: 1, ..Default::default() };
+    assert_eq!(ask(mine).await, ("gone-3".into(), true));
+    let theirs = v1::ListJobsRequest { owners: vec!["uid 4242".into(), "user ada".into()], ..all() };
+    assert_eq!(ask(theirs).await, (String::new(), false));
+
+    let begins = |begins: &str, limit| v1::ListJobsRequest { begins: begins.into(), limit, ..all() };
+    assert_eq!(ask(begins("train", 9)).await, ("train-a train-b".into(), false));
+    assert_eq!(ask(begins("gone", 2)).await, ("gone-1 gone-2".into(), true));
+    assert_eq!(ask(begins("x", 2)).await, (String::new(), false));
+    let wrong = v1::ListJobsRequest { owners: vec!["ada".into()], ..all() };
+    let refused = rig.jobs.list(wrong).await.unwrap_err();
+    assert!(refused.message().contains("`ada` is nobody"), "{refused}");
+    rig.stop().await;
+}
+
 #[tokio::test]
 async fn test_gang_waits_with_words_and_others_pass() {
     let dir = tempfile::tempdir().unwrap();

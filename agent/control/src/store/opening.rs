@@ -19,12 +19,12 @@ use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
-use super::Missing;
 use super::file::{connect, is_damage, options, random_name, with_suffix, words};
 use super::redo::{self, Line, Remembered};
 use super::rows::last_commit;
 use super::rows::{self, RowError};
 use super::salvage::{self, SalvageError, WAL_COPY};
+use super::{Missing, choice};
 
 /// One step per version of the schema, oldest first. A step that was released never changes.
 const VERSIONS: [&str; 4] = [
@@ -33,9 +33,6 @@ const VERSIONS: [&str; 4] = [
     include_str!("schema_3.sql"),
     include_str!("schema_4.sql"),
 ];
-
-/// Not a step of its own: without it, and with an index more, an earlier program works as well.
-const INDEX: &str = "CREATE INDEX IF NOT EXISTS jobs_unended ON jobs (seq) WHERE active IN (1, 4)";
 
 /// The largest file, in bytes, that is checked as a whole before a start: that takes a fraction of a second.
 pub(super) const AT_ONCE: u64 = 32 * 1024 * 1024;
@@ -265,13 +262,13 @@ async fn check(writer: &SqlitePool, path: &Path, scope: CheckScope<'_>) -> Resul
     }
     match scope {
         CheckScope::Needed(remembered) if found == known => {
-            add_index(writer).await?;
+            add_indexes(writer).await?;
             check_needed(writer, remembered).await
         }
         _ => {
             check_pages(writer).await?;
             upgrade(writer, path, found).await?;
-            add_index(writer).await?;
+            add_indexes(writer).await?;
             check_rows(writer).await
         }
     }
@@ -330,11 +327,11 @@ async fn check_needed(from: &SqlitePool, remembered: Option<&Remembered>) -> Res
     Ok(())
 }
 
-/// Without this index, to find the jobs that have not ended is to read all.
-async fn add_index(writer: &SqlitePool) -> Result<(), sqlx::Error> {
-    match sqlx::raw_sql(INDEX).execute(writer).await {
+/// Without the indexes of lists, to find some jobs is to read all.
+async fn add_indexes(writer: &SqlitePool) -> Result<(), sqlx::Error> {
+    match sqlx::raw_sql(AssertSqlSafe(choice::indexes())).execute(writer).await {
         Err(error) if is_damage(&error) => Err(error),
-        _ => Ok(()), // nothing is wrong without it, on a full disk
+        _ => Ok(()), // nothing is wrong without them, on a full disk
     }
 }
 

@@ -245,17 +245,16 @@ impl Sqlite {
         Ok(())
     }
 
-    /// Up to `limit` jobs of a condition about the place `than` and the name of an array, in its order.
+    /// Up to `limit` jobs of a query, from the place `at` on.
     async fn jobs(
         &self,
-        condition: &str,
-        than: i64,
+        query: String,
+        at: i64,
         limit: u32,
-        array: &str,
+        given: Vec<String>,
     ) -> Result<Vec<JobRecord>, StoreError> {
-        let query = format!("SELECT {} FROM jobs WHERE {condition} LIMIT ?2", rows::JOB);
-        let query = sqlx::query(AssertSqlSafe(query)).bind(than).bind(limit);
-        let query = if array.is_empty() { query } else { query.bind(array) };
+        let query = sqlx::query(AssertSqlSafe(query)).bind(at).bind(limit);
+        let query = given.into_iter().fold(query, |query, text| query.bind(text));
         let found = query.fetch_all(&self.reader()).await;
         let found = found.map_err(|source| StoreError::Read { what: "the jobs", source })?;
         let read = |row: &SqliteRow| rows::job(row).map(|(_, job)| job).map_err(|e| e.reading("the jobs"));
@@ -358,21 +357,14 @@ impl Store for Sqlite {
         before: Option<u64>,
         limit: u32,
     ) -> Result<Vec<JobRecord>, StoreError> {
-        // An array and its tasks are found by the index of the names: `-` and digits come before `:`.
-        let (such, array) = match among {
-            Among::All => ("active <> 2", ""),
-            Among::Jobs => ("active < 2", ""),
-            Among::TasksOf(array) => (
-                "active <> 2 AND id >= ?3 || '--0' AND id < ?3 || '--:' AND id NOT GLOB ?3 || '--*[^0-9]*'",
-                array.as_str(),
-            ),
-        };
-        let condition = format!("seq < ?1 AND {such} ORDER BY seq DESC");
-        self.jobs(&condition, before.map_or(i64::MAX, integer), limit, array).await
+        let (query, given) = among.query(rows::JOB);
+        self.jobs(query, before.map_or(i64::MAX, integer), limit, given).await
     }
 
     async fn oldest(&self, after: u64, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
-        self.jobs("seq > ?1 AND active < 2 ORDER BY seq", integer(after), limit, "").await
+        let query =
+            format!("SELECT {} FROM jobs WHERE seq > ?1 AND active < 2 ORDER BY seq LIMIT ?2", rows::JOB);
+        self.jobs(query, integer(after), limit, Vec::new()).await
     }
 
     async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError> {

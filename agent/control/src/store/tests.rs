@@ -114,8 +114,8 @@ async fn test_everything_committed_is_there_after_reopen() {
     assert_eq!(store.job(&"c".parse().unwrap()).await.unwrap(), None);
     assert_eq!(store.oldest(0, 9).await.unwrap(), [a.clone(), b.clone()]);
     assert_eq!(store.oldest(1, 9).await.unwrap(), std::slice::from_ref(&b));
-    assert_eq!(store.page(Among::Jobs, None, 9).await.unwrap(), [b, a.clone()]);
-    assert_eq!(store.page(Among::Jobs, Some(2), 9).await.unwrap(), std::slice::from_ref(&a));
+    assert_eq!(store.page(Among::All, None, 9).await.unwrap(), [b, a.clone()]);
+    assert_eq!(store.page(Among::All, Some(2), 9).await.unwrap(), std::slice::from_ref(&a));
     let texts: Vec<String> = store.history(&a.id).await.unwrap().into_iter().map(|e| e.text).collect();
     assert_eq!(texts, ["one", "two"]);
 
@@ -128,7 +128,7 @@ async fn test_everything_committed_is_there_after_reopen() {
 async fn assert_removed(store: &Sqlite, removed: &JobRecord) {
     let kept = store.job(&removed.id).await.unwrap().unwrap();
     assert_eq!((kept.is_removed(), kept.epoch, kept.outcome), (true, removed.epoch, None));
-    assert!(!store.page(Among::Jobs, None, 9).await.unwrap().iter().any(|job| job.id == removed.id));
+    assert!(!store.page(Among::All, None, 9).await.unwrap().iter().any(|job| job.id == removed.id));
     assert_eq!(store.history(&removed.id).await.unwrap(), []);
 }
 
@@ -160,7 +160,7 @@ async fn test_a_removed_job_leaves_its_name_and_another_may_have_it() {
     let again = JobRecord { request: "again".into(), ..job("b", 3) };
     let jobs = vec![Arc::new(removed_too), Arc::new(again.clone())];
     store.commit(&Changes { jobs, events: vec![event("b", "new")], ..Changes::default() }).await.unwrap();
-    assert_eq!(store.page(Among::Jobs, None, 9).await.unwrap(), std::slice::from_ref(&again));
+    assert_eq!(store.page(Among::All, None, 9).await.unwrap(), std::slice::from_ref(&again));
     assert_eq!(store.history(&again.id).await.unwrap().len(), 1);
     store.close().await;
     assert_eq!(open(dir.path()).await.unwrap().load().await.unwrap().jobs, [again]);
@@ -209,7 +209,7 @@ async fn test_a_missing_database_is_mended_from_its_second_copy() {
         let mended = open(copy.path()).await.unwrap();
         let told = mended.recovery().unwrap();
         assert_eq!((told.problem.as_str(), told.missing()), ("it is missing", Missing::Any), "{told:?}");
-        let found = mended.page(Among::Jobs, None, 1000).await.unwrap();
+        let found = mended.page(Among::All, None, 1000).await.unwrap();
         assert_eq!(found.len(), if copy_stays { jobs.len() } else { 0 });
         assert!(jobs.iter().filter(|_| copy_stays).all(|job| found.contains(job)));
         mended.close().await;
@@ -407,7 +407,7 @@ async fn survives_damage(file: &str, pristine: &std::path::Path, jobs: &[JobReco
             Err(OpenStoreError::Newer { .. }) => continue, // the version itself was hit
             Err(error) => panic!("{what}: {error:?}"),
         };
-        let found = store.page(Among::Jobs, None, 1000).await.unwrap();
+        let found = store.page(Among::All, None, 1000).await.unwrap();
         let missing: Vec<_> =
             jobs.iter().filter(|job| !found.contains(job)).map(|job| job.id.as_str()).collect();
         assert!(missing.is_empty(), "{what}: {missing:?} are lost: {:?}", store.recovery());
@@ -456,7 +456,7 @@ async fn test_damage_in_a_long_history_is_found_and_mended() {
     store.close().await;
     let store = open_large(dir.path()).await.unwrap();
     assert!(store.recovery().is_some(), "it was mended");
-    assert_eq!(store.page(Among::Jobs, None, 1000).await.unwrap().len(), jobs.len());
+    assert_eq!(store.page(Among::All, None, 1000).await.unwrap().len(), jobs.len());
     store.close().await;
     let store = open_large(dir.path()).await.unwrap();
     store.check_rest().await;
@@ -522,7 +522,7 @@ async fn test_log_that_breaks_at_its_beginning_loses_no_job() {
         damage(&copy.path().join("db-wal"), 2, 32 + frame * (24 + 4096) + 100);
         std::fs::create_dir(copy.path().join("archive")).unwrap();
         let mended = open(copy.path()).await.unwrap();
-        let found = mended.page(Among::Jobs, None, 1000).await.unwrap();
+        let found = mended.page(Among::All, None, 1000).await.unwrap();
         let missing = jobs.iter().filter(|job| !found.contains(job)).count();
         assert_eq!(missing, 0, "frame {frame}: {:?}", mended.recovery());
         mended.close().await;

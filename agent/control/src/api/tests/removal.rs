@@ -113,7 +113,7 @@ async fn test_jobs_that_ended_long_ago_are_removed_and_no_others() {
     assert_eq!(crate::aging::sweep(&services, hour).await.unwrap(), 0, "it ended just now");
     assert_eq!(crate::aging::sweep(&services, Duration::ZERO).await.unwrap(), 1);
     assert_eq!(crate::aging::sweep(&services, Duration::ZERO).await.unwrap(), 0);
-    let left = services.store.page(crate::store::Among::Jobs, None, 9).await.unwrap();
+    let left = services.store.page(crate::store::Among::All, None, 9).await.unwrap();
     assert_eq!(left.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b"]);
     assert!(!dir.path().join("controller/archive/a").exists());
 }
