@@ -26,7 +26,7 @@ use agent_model::{Code, Fault};
 
 pub(crate) use check::{Findings, Mistake, check};
 use pipeline::PipelinePlan;
-pub(crate) use plan::{Changes, Plan, job_name};
+pub(crate) use plan::{Changes, Plan, job_name, quoted};
 pub(crate) use remark::Remark;
 pub(crate) use ship::{Care, send};
 pub(crate) use source::Source;

@@ -439,7 +439,7 @@ fn read_output(
         let message = format!(
             "`{key}.mode: direct`: the command gets a path of this machine, and what it leaves there is sent when it has ended"
         );
-        warnings.push(Warning { place: mode_at, message });
+        warnings.push(Warning::new(mode_at, message));
     }
     Ok((Output::Data(output), named))
 }
@@ -464,7 +464,7 @@ fn read_output_name(
     let (name, version) = (word(section, "name")?, word(section, "version")?);
     if name.is_none() && version.is_some() {
         let message = format!("`{key}.version` has no effect without a `name`");
-        warnings.push(Warning { place: version_at, message });
+        warnings.push(Warning::new(version_at, message));
     }
     Ok(name.map(|name| OutputName { name, version }))
 }

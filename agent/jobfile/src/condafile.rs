@@ -215,7 +215,7 @@ fn read_name(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Option<St
         return Ok(Some(name.to_owned()));
     }
     let message = "`name` is not one conda would take, and has no effect".to_owned();
-    warnings.push(Warning { place: node.place, message });
+    warnings.push(Warning::new(node.place, message));
     Ok(None)
 }
 
@@ -257,7 +257,7 @@ fn read_channels(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>)
         if text == "default" {
             let message =
                 "`default` is a channel like any other; those of conda itself are `defaults`".to_owned();
-            warnings.push(Warning { place: item.place, message });
+            warnings.push(Warning::new(item.place, message));
         }
         // With this conda ignores its own configuration, which has no effect here anyway.
         let new = text != "nodefaults" && file.channels.iter().all(|known| known.text != text);
@@ -284,7 +284,7 @@ fn read_dependencies(
             Value::Scalar(text) => {
                 let (text, remark) = spec::tidy(text).map_err(|complaint| complaint.at(item.place))?;
                 let remark = remark.or_else(|| unexpanded(&text));
-                warnings.extend(remark.map(|message| Warning { place: item.place, message }));
+                warnings.extend(remark.map(|message| Warning::new(item.place, message)));
                 file.specs.push(Line { text, line: item.place.line });
             }
             Value::Map(entries) => {
@@ -310,7 +310,7 @@ fn read_dependencies(
         && file.lacks_pip()
     {
         let message = "`pip` is not among the dependencies; it is added, because there are packages for it";
-        warnings.push(Warning { place, message: message.to_owned() });
+        warnings.push(Warning::new(place, message));
     }
     Ok(())
 }
@@ -347,7 +347,7 @@ fn read_pip(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> R
         }
     };
     if items.is_empty() {
-        warnings.push(Warning { place: node.place, message: "`pip` lists no packages".to_owned() });
+        warnings.push(Warning::new(node.place, "`pip` lists no packages"));
     }
     for item in items {
         match &item.value {
@@ -381,7 +381,7 @@ fn read_pip_line(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>)
         }
     };
     check_pip_line(text).map_err(|complaint| complaint.at(node.place))?;
-    warnings.extend(unexpanded(text).map(|message| Warning { place: node.place, message }));
+    warnings.extend(unexpanded(text).map(|message| Warning::new(node.place, message)));
     file.pip.push(Line { text: text.to_owned(), line: node.place.line });
     Ok(())
 }

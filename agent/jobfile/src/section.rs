@@ -19,7 +19,43 @@ pub struct Warning {
     pub place: Place,
     /// What it is and that it is ignored.
     pub message: String,
+    /// It is written almost like a key that changes what runs: who wrote it meant that, and the job would run otherwise.
+    is_slip: bool,
 }
+
+impl Warning {
+    pub(crate) fn new(place: Place, message: impl Into<String>) -> Warning {
+        Warning { place, message: message.into(), is_slip: false }
+    }
+
+    /// The others, if none of these is a slip.
+    pub fn without_slips(warnings: Vec<Warning>) -> Result<Vec<Warning>, Refused> {
+        let (slips, warnings): (Vec<_>, Vec<_>) = warnings.into_iter().partition(|warning| warning.is_slip);
+        let mistake = |slip: Warning| {
+            Rejection::invalid(slip.place, slip.message)
+                .fix("correct the key; `--allow-unknown` runs the job without it")
+        };
+        match slips.is_empty() {
+            true => Ok(warnings),
+            false => Err(Refused { mistakes: slips.into_iter().map(mistake).collect(), warnings }),
+        }
+    }
+}
+
+/// Keys that change what runs, and what is below them.
+const DECIDES: [&str; 11] = [
+    "array",
+    "code",
+    "command",
+    "distribution",
+    "environment",
+    "environment_variables",
+    "inputs",
+    "limits",
+    "outputs",
+    "resources",
+    "secrets",
+];
 
 /// Why a document is refused: one mistake in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +92,8 @@ impl From<Refused> for Fault {
             Some(first) => mistakes.fold(first.into(), also),
             None => Fault::new(Code::Bug, "a document was refused without a mistake"),
         };
-        let also = |fault: Fault, Warning { place, message }| fault.also(format!("{place}: {message}"), None);
+        let also =
+            |fault: Fault, Warning { place, message, .. }| fault.also(format!("{place}: {message}"), None);
         refused.warnings.into_iter().fold(fault, also)
     }
 }
@@ -233,8 +270,7 @@ impl Section {
         self.is(key, matches!(self.kind(key), ValueKind::Size));
         self.read(key, |node| {
             let text = node.text()?;
-            agent_model::size::parse(text)
-                .ok_or_else(|| node.fault(format!("expected a size, for example `8g`, found `{text}`")))
+            agent_model::size::meant(text).map_err(|why| node.fault(format!("`{text}`: {why}")))
         })
     }
 
@@ -331,7 +367,7 @@ impl Section {
             };
             if let Some(node) = self.entries.take(row.name).filter(|node| !is_usual(node, usual)) {
                 let message = format!("`{}` has no effect{why}", self.name(row.name));
-                warnings.push(Warning { place: node.place, message });
+                warnings.push(Warning::new(node.place, message));
             }
         }
     }
@@ -381,9 +417,13 @@ impl UnknownKey {
     /// The warning that it is ignored.
     pub(crate) fn into_warning(self) -> Warning {
         let hint = self.resembles.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
+        let root = match self.name.split_once('.') {
+            Some((root, _)) => Some(root),
+            None => self.resembles,
+        };
         Warning {
-            place: self.place,
-            message: format!("`{}` is not known and has no effect{hint}", self.name),
+            is_slip: self.resembles.is_some() && root.is_some_and(|root| DECIDES.contains(&root)),
+            ..Warning::new(self.place, format!("`{}` is not known and has no effect{hint}", self.name))
         }
     }
 }

@@ -46,6 +46,17 @@ pub fn parse(text: &str) -> Option<u64> {
     text[..split].parse::<u64>().ok()?.checked_mul(1 << power)
 }
 
+/// A number of bytes that somebody wants for a job. One without a unit is bytes, and so few are never meant.
+pub fn meant(text: &str) -> Result<u64, String> {
+    let bytes = parse(text).ok_or("write it as 512m or 8g")?;
+    match text.trim().parse::<u64>() {
+        Ok(number) if (1..1 << 20).contains(&number) => {
+            Err(format!("that is {number} bytes: write {number}g for GiB, or {number}m for MiB"))
+        }
+        _ => Ok(bytes),
+    }
+}
+
 /// The divisor of a size, and the name of its unit.
 fn scale(bytes: u64) -> (f64, &'static str) {
     const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
@@ -66,6 +77,14 @@ fn count(bytes: u64, whole: u64, divisor: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn test_a_number_that_lacks_its_unit_is_no_size() {
+        assert_eq!(meant("4").unwrap_err(), "that is 4 bytes: write 4g for GiB, or 4m for MiB");
+        assert!(meant("1048575").is_err() && meant("x").is_err());
+        assert_eq!((meant("0"), meant("1048576"), meant("4b")), (Ok(0), Ok(1 << 20), Ok(4)));
+        assert_eq!(meant("8g"), Ok(8 << 30));
+    }
 
     #[test]
     fn test_limits_are_told_in_powers_of_1024() {

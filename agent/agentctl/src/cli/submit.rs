@@ -50,6 +50,9 @@ pub(crate) struct SubmitArgs {
     /// Send a home directory, or the root of the machine, all the same.
     #[arg(long)]
     pub(crate) yes: bool,
+    /// Run the job although its file has keys that look like slips, and leave those out.
+    #[arg(long)]
+    pub(crate) allow_unknown: bool,
     /// With -c, the directory with the script, which is sent in place of the project.
     #[arg(long, value_name = "DIR", requires = "config")]
     pub(crate) source_directory: Option<PathBuf>,
@@ -154,6 +157,6 @@ fn counted(text: &str) -> Result<Array, String> {
     Array::counted(number).map_err(|error| error.to_string())
 }
 
-fn bytes(text: &str) -> Result<u64, &'static str> {
-    agent_model::size::parse(text).ok_or("write it as 512m or 8g")
+fn bytes(text: &str) -> Result<u64, String> {
+    agent_model::size::meant(text)
 }

@@ -43,14 +43,21 @@ pub(super) async fn dry_run(
 
 fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
     let SubmitArgs { target, config, source_directory: source, experiment, name, .. } = args.clone();
-    let SubmitArgs { set, env, command, needs, .. } = args.clone();
-    let plan = Plan::read(&target, Changes { config, source, experiment, name, command, set, env, needs })?;
+    let SubmitArgs { set, env, command, needs, allow_unknown, .. } = args.clone();
+    let changes = Changes { config, source, experiment, name, command, set, env, needs, allow_unknown };
+    let plan = Plan::read(&target, changes)?;
     match args.of_one_process().first().filter(|_| plan.pipeline.is_some()) {
         None => Ok(plan),
         Some(option) => Err(Fault::new(Code::JobInvalid, format!("a pipeline takes no {option}"))
             .why("each of its steps is a job of its own")
             .fix("leave it out, and write in the file what a step needs")),
     }
+}
+
+/// A variable of arrays in a command of several words, which no shell sees.
+fn unreplaced(command: &[String]) -> Option<&str> {
+    let is_one = |word: &&String| word.contains("$AGENTD_ARRAY_") || word.contains("${AGENTD_ARRAY_");
+    command.iter().find(is_one).filter(|_| command.len() > 1).map(String::as_str)
 }
 
 /// The jobs that it waits for, by their whole names.
@@ -90,6 +97,13 @@ pub(super) async fn place(
     let client = Client::find_or_start(to, output).await?;
     plan.draft.predecessors = predecessors(&client, &args).await?;
     if let Some(array) = args.array() {
+        if let Some(word) = unreplaced(&args.command) {
+            output.warn(&format!(
+                "`{word}` reaches the command as it stands: only a shell replaces it. Write the whole command as one \
+                 word: -- '{}'",
+                args.command.join(" ")
+            ));
+        }
         plan.draft.array = Some(array);
     }
     if let Some(settings) = &args.sweep {
@@ -149,4 +163,18 @@ fn random_id() -> Result<String, Fault> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Fault::new(Code::Bug, "the system gives no random numbers").because(&error))?;
     Ok(agent_model::ids::hex(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_an_index_that_no_shell_replaces_is_found() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let split = words("python t.py --seed $AGENTD_ARRAY_INDEX");
+        assert_eq!(unreplaced(&split), Some("$AGENTD_ARRAY_INDEX"));
+        assert_eq!(unreplaced(&[split.join(" ")]), None);
+        assert_eq!(unreplaced(&words("python t.py --seed 3")), None);
+    }
 }

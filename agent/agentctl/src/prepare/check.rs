@@ -91,7 +91,8 @@ fn read(source: &Source) -> Vec<(PathBuf, Refused)> {
         return pipeline::parse(file, &text, &[]).err().into_iter().flatten().map(of_file).collect();
     }
     let read = match folder {
-        None => jobfile::command_job(&text, &[]).map(drop),
+        None => jobfile::command_job(&text, &[])
+            .and_then(|job| jobfile::Warning::without_slips(job.warnings).map(drop)),
         Some(folder) => jobfile::runconfig(&text, &[], folder).map(drop),
     };
     read.err().map(|refused| (file.clone(), refused)).into_iter().collect()

@@ -31,6 +31,8 @@ pub(crate) struct Changes {
     pub(crate) env: Vec<(String, String)>,
     /// What else it needs.
     pub(crate) needs: Needs,
+    /// Keys that look like slips are only told of.
+    pub(crate) allow_unknown: bool,
 }
 
 /// A job that is complete except for its files.
@@ -112,6 +114,9 @@ impl Plan {
         };
         plan.apply(changes)?;
         plan.warnings.extend(plan.windows_script());
+        if let Source::Script { dir, name, .. } = source {
+            plan.warnings.extend(slurm(&dir.join(name)));
+        }
         Ok(plan)
     }
 
@@ -160,8 +165,11 @@ impl Plan {
         if jobfile::is_pipeline(&text) {
             return Plan::of_pipeline(file, &text, changes);
         }
-        let job =
-            jobfile::command_job(&text, &changes.set).map_err(|refused| in_file(file, refused.into()))?;
+        let refused = |refused: jobfile::Refused| in_file(file, refused.into());
+        let mut job = jobfile::command_job(&text, &changes.set).map_err(refused)?;
+        if !changes.allow_unknown {
+            job.warnings = jobfile::Warning::without_slips(job.warnings).map_err(refused)?;
+        }
         let base = file.parent().unwrap_or(Path::new(""));
         let mut plan = Plan::of_read(job, file, base)?;
         if plan.code.is_none() && plan.draft.code.is_none() && changes.command.is_empty() {
@@ -351,6 +359,18 @@ fn complete(spec: EnvSpec, file: &Path, warnings: &mut Vec<Remark>) -> Result<En
     })
 }
 
+/// What a script asks of Slurm, which nobody reads here.
+fn slurm(script: &Path) -> Option<Remark> {
+    let text = text::read(script).ok()?;
+    let wishes: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("#SBATCH")).map(str::trim).collect();
+    let message = format!(
+        "its #SBATCH lines have no effect ({}); say it on the command line: --array, --gpus, --cpus, --memory, --time",
+        wishes.join(", ")
+    );
+    (!wishes.is_empty()).then(|| Remark::of(script, message))
+}
+
 /// A name as it is given on the command line.
 pub(crate) fn job_name(name: &str) -> Result<JobId, Fault> {
     name.parse().map_err(|error| {
@@ -424,14 +444,18 @@ pub(super) fn directory_name(dir: &Path) -> String {
 
 /// Words as one line that a shell splits into the same words. A single word is used as the line.
 fn shell_line(words: &[String]) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%^".contains(c);
-    let quote = |word: &String| match !word.is_empty() && word.chars().all(plain) {
-        true => word.clone(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    };
     match words {
         [line] => line.clone(),
-        words => words.iter().map(quote).collect::<Vec<_>>().join(" "),
+        words => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
+    }
+}
+
+/// A word as a shell reads it back.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%^".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 
@@ -446,6 +470,29 @@ mod tests {
 
     fn command(words: &[&str]) -> Changes {
         Changes { command: words.iter().map(|word| (*word).to_owned()).collect(), ..Changes::default() }
+    }
+
+    #[test]
+    fn test_a_slip_in_a_key_stops_the_job_unless_that_is_wanted() {
+        let text = "command: x\nenviroment: {python: python3}\nresources: {gpu: 1}\ndescripton: y\nlimit: {timeout: 5}\n";
+        let dir = project(&[("job.yml", text)]);
+        let fault = Plan::read(dir.path(), Changes::default()).unwrap_err();
+        let told = fault.to_string() + &fault.why.join("\n");
+        for slip in ["`enviroment`", "`resources.gpu`", "`limit`", "`descripton`"] {
+            assert!(told.contains(slip), "{slip}: {told}");
+        }
+        assert!(fault.fix.is_some_and(|fix| fix.contains("--allow-unknown")));
+        let plan = Plan::read(dir.path(), Changes { allow_unknown: true, ..Changes::default() }).unwrap();
+        assert_eq!(plan.warnings.iter().filter(|remark| remark.message.contains("is not known")).count(), 4);
+        let dir = project(&[("job.yml", "command: x\ndescripton: y\nfoo: 1\n")]);
+        assert_eq!(Plan::read(dir.path(), Changes::default()).unwrap().draft.command, "x");
+    }
+
+    #[test]
+    fn test_what_a_script_asks_of_slurm_is_told_to_have_no_effect() {
+        let dir = project(&[("go.sh", "#!/bin/bash\n#SBATCH --array=0-3\n#SBATCH --mem=4g\ntrue\n")]);
+        let plan = Plan::read(&dir.path().join("go.sh"), Changes::default()).unwrap();
+        assert!(plan.warnings[0].message.contains("(--array=0-3, --mem=4g)"), "{:?}", plan.warnings);
     }
 
     #[test]

@@ -31,7 +31,7 @@ fn service(mut section: Section, nodes: u32, warnings: &mut Vec<Warning>) -> Res
             .fix(format!("write one of: {}", ServiceKind::WORDS.join(", "))));
     };
     if let Some((why, instead)) = kind.refusal() {
-        warnings.push(Warning { place, message: format!("{why}; {instead}") });
+        warnings.push(Warning::new(place, format!("{why}; {instead}")));
     }
     let port = section.parsed::<u16>("port", "a port")?;
     if kind == ServiceKind::Custom && port.is_none() {

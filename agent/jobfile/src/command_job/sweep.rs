@@ -153,7 +153,7 @@ fn distribution_of(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Resul
             min.exp(),
             max.exp()
         );
-        warnings.push(Warning { place, message });
+        warnings.push(Warning::new(place, message));
     }
     Ok(distribution)
 }
@@ -375,7 +375,7 @@ fn read_limits(
 ) -> Result<SweepLimits, Rejection> {
     let Some(node) = top.node("limits") else {
         let message = format!("`limits.max_total_trials` is missing: at most {TOTAL} trials are made");
-        warnings.push(Warning { place, message });
+        warnings.push(Warning::new(place, message));
         return Ok((None, None, None));
     };
     let at = node.place;

@@ -76,7 +76,7 @@ fn read_words(top: &mut Section, given: &[String], warnings: &mut Vec<Warning>) 
     {
         let message =
             "`arguments` is one text, which the script gets as one argument; write a list".to_owned();
-        warnings.push(Warning { place: *at, message });
+        warnings.push(Warning::new(*at, message));
     }
     match (command, script) {
         (Some((_, at)), Some(_)) => {

@@ -97,7 +97,7 @@ fn read_location(
                 let message = format!(
                     "`{at}` has an id, which only the cloud knows: the data registered here as `{entry}` is used"
                 );
-                warnings.push(Warning { place, message });
+                warnings.push(Warning::new(place, message));
                 Ok((registered(entry), false))
             }
             (None, None) => Err(nowhere(place, &location.name("dataset"), "`name`")),

@@ -56,7 +56,7 @@ pub(super) fn software(
     let run = read_container(wrong.note(top.section("docker")), "useDocker", warnings, wrong);
     let Some(node) = top.node("environment") else {
         let message = "no `environment`: the script runs with the machine's Python as it is".to_owned();
-        warnings.push(Warning { place, message });
+        warnings.push(Warning::new(place, message));
         return Software::default();
     };
     let Some(mut section) = wrong.note(open(node).map(Some)) else { return Software::default() };
@@ -81,7 +81,7 @@ pub(super) fn software(
         }
     } else if !docker.container.arguments.is_empty() {
         let message = "`docker.arguments` has no effect: the script does not run in a container".to_owned();
-        warnings.push(Warning { place: docker.place.unwrap_or(place), message });
+        warnings.push(Warning::new(docker.place.unwrap_or(place), message));
     }
     software.environment = match named.filter(|_| is_named) {
         Some(reference) => EnvironmentRef::Spec(EnvSpec::Named { reference }),
@@ -158,7 +158,7 @@ fn read_python(section: Option<Section>, warnings: &mut Vec<Warning>, wrong: &mu
         let message = format!(
             "`environment.python.interpreterPath` has no effect: `{path}` is used where `userManagedDependencies` is true"
         );
-        warnings.push(Warning { place: at, message });
+        warnings.push(Warning::new(at, message));
     }
     let (inline, file) = (section.node("condaDependencies"), section.node("condaDependenciesFile"));
     section.close(warnings, wrong);
