@@ -31,8 +31,8 @@ pub(super) async fn logs(
     }
     if args.follow {
         let client = Client::find_or_await(to).await?;
-        let wants = Wants { log: Some(log), story: false, tail, attempt: args.attempt, rank: args.rank };
-        let job = one(&client, &args.job).await?;
+        let (job, story) = (one(&client, &args.job).await?, !args.build && waits(&client, &args.job).await);
+        let wants = Wants { log: Some(log), story, tail, attempt: args.attempt, rank: args.rank };
         let ended = follow(&client, &job, wants, output).await?;
         ended.tell(output);
         return Ok(ended.exit_code());
@@ -85,6 +85,11 @@ async fn one(client: &Client, given: &str) -> Result<String, Failure> {
         // While the daemon is away, it is followed by this name.
         Err(_) => client.named(given).await,
     }
+}
+
+/// Whether its command has not begun: until then there is no log, but something to tell.
+async fn waits(client: &Client, given: &str) -> bool {
+    client.job(given).await.is_ok_and(|job| matches!(job.state.as_str(), "Queued" | "Preparing"))
 }
 
 /// Prints the lines of all ranks as they arrive, each with its rank before it.
