@@ -42,7 +42,8 @@ pub(crate) struct RerunArgs {
     /// The name of the new job; otherwise one is made.
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Another value for an input, for example `inputs.lr=0.2`.
+    /// Another value for an input, for example `inputs.lr=0.2`, or for an argument that the command has: `lr=0.2` for
+    /// `--lr`.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) set: Vec<(String, String)>,
     /// With exactly the packages that it ran with.
@@ -55,6 +56,9 @@ pub(crate) struct RerunArgs {
     /// Of a pipeline: this step and all that come after it. What completed before is not run again.
     #[arg(long, value_name = "STEP", conflicts_with = "failed")]
     pub(crate) from: Option<String>,
+    /// Other arguments for its program or script, in place of all that it has.
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    pub(crate) arguments: Vec<String>,
 }
 
 #[derive(Debug, Args)]

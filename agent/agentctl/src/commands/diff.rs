@@ -33,7 +33,7 @@ use code::{ChangedFile, unified};
 enum Aspect {
     /// The command and everything else that the job file says.
     Settings,
-    /// Inputs that are values.
+    /// Inputs that are values, and parameters that were logged.
     Parameters,
     /// Other inputs, and outputs.
     Data,
@@ -154,6 +154,10 @@ async fn side(
     }
     side.take_machine(job, nodes);
     let recorded = Recorded::read(&client.tracking(&job.job, job.ranks(), output).await?, &[]);
+    for (name, text) in &recorded.params {
+        // An input of that name is the same parameter, as it was asked for.
+        side.facts.entry((Aspect::Parameters, name.clone())).or_insert_with(|| text.clone());
+    }
     for (name, last) in recorded.last() {
         // To the last bit: what is rounded may look the same.
         side.add(Aspect::Metrics, &name, last.to_string());

@@ -90,7 +90,7 @@ fn nothing(job: &str, wanted: &[String]) -> String {
 #[derive(Debug, Default)]
 pub(super) struct Recorded {
     pub(super) metrics: BTreeMap<String, Series>,
-    params: BTreeMap<String, String>,
+    pub(super) params: BTreeMap<String, String>,
     tags: BTreeMap<String, String>,
     /// Notes of agentd about the records, in their order.
     notes: Vec<String>,

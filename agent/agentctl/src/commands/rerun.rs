@@ -14,7 +14,7 @@ use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
-use crate::prepare::job_name;
+use crate::prepare::{job_name, quoted};
 
 /// Submits and prints the new job's name.
 pub(super) async fn rerun(args: &RerunArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
@@ -38,6 +38,9 @@ pub(super) async fn rerun(args: &RerunArgs, to: Option<&Target>, output: &mut Ou
         }
         let again = draft.array.as_ref().map(Array::indices);
         sweep.given.retain(|index, _| again.is_some_and(|again| again.contains(*index)));
+    }
+    if !args.arguments.is_empty() {
+        draft.command = with_arguments(&draft.command, &args.arguments)?;
     }
     set(&mut draft, &args.set)?;
     let again = Box::pin(submit::enqueue(&client, draft.validate()?, hint, output)).await;
@@ -69,6 +72,10 @@ fn stem(name: &str, is_given: bool) -> &str {
 /// Gives inputs that are values other ones.
 fn set(draft: &mut JobDraft, values: &[(String, String)]) -> Result<(), Failure> {
     for (key, value) in values {
+        if let Some(command) = with_argument(&draft.command, key, value) {
+            draft.command = command;
+            continue;
+        }
         match key.strip_prefix("inputs.").and_then(|name| draft.inputs.get_mut(name)) {
             Some(Input::Literal(literal)) => value.clone_into(literal),
             Some(_) => {
@@ -81,7 +88,11 @@ fn set(draft: &mut JobDraft, values: &[(String, String)]) -> Result<(), Failure>
                 let inputs = draft.inputs.iter().filter(|(_, input)| matches!(input, Input::Literal(_)));
                 let known: Vec<String> = inputs.map(|(name, _)| format!("inputs.{name}")).collect();
                 let fix = match known.is_empty() {
-                    true => "it has no input that is a value".to_owned(),
+                    true => {
+                        "it has no input that is a value, and no such argument; other arguments: agentctl rerun JOB -- \
+                         ARGUMENTS"
+                            .to_owned()
+                    }
                     false => format!("what can be set: {}", known.join(", ")),
                 };
                 return Err(Failure::refused(format!("`--set {key}` names nothing of this job"), fix));
@@ -89,6 +100,47 @@ fn set(draft: &mut JobDraft, values: &[(String, String)]) -> Result<(), Failure>
         }
     }
     Ok(())
+}
+
+/// The command with other arguments behind its program, or behind the script that its program runs.
+fn with_arguments(command: &str, arguments: &[String]) -> Result<String, Failure> {
+    let cannot = |why: &str| {
+        let fix = "write another job file: agentctl show JOB --as-job";
+        Failure::refused(format!("the arguments of `{command}` cannot be replaced: {why}"), fix)
+    };
+    if command.contains(['\n', ';', '|', '&', '<', '>', '`', '(']) {
+        return Err(cannot("a shell reads it as more than one program and its arguments"));
+    }
+    let mut words = command.split_whitespace();
+    let program = words.next().ok_or_else(|| cannot("it is empty"))?;
+    let name = program.rsplit('/').next().unwrap_or(program);
+    let mut kept = vec![program];
+    if name.starts_with("python") || ["bash", "sh"].contains(&name) {
+        // `python -u train.py --lr 1`: up to the first word that is no option.
+        let mut is_script = false;
+        kept.extend(words.take_while(|word| !std::mem::replace(&mut is_script, !word.starts_with('-'))));
+        if !is_script && kept.len() == 1 {
+            return Err(cannot("it names no script"));
+        }
+    }
+    let new = arguments.iter().map(|argument| quoted(argument));
+    Ok(kept.into_iter().map(str::to_owned).chain(new).collect::<Vec<_>>().join(" "))
+}
+
+/// The command with another value for its argument `--KEY`, if it has that.
+fn with_argument(command: &str, key: &str, value: &str) -> Option<String> {
+    let (option, value) = (format!("--{key}"), quoted(value));
+    let plain = |word: &&str| !word.contains(['\'', '"', '\\']);
+    let mut words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+    let joined = format!("{option}=");
+    if let Some(word) = words.iter_mut().find(|word| word.starts_with(&joined) && plain(&word.as_str())) {
+        *word = format!("{joined}{value}");
+        return Some(words.join(" "));
+    }
+    let at = words.iter().position(|word| *word == option)? + 1;
+    let old = words.get_mut(at).filter(|word| plain(&word.as_str()) && !word.starts_with("--"))?;
+    *old = value;
+    Some(words.join(" "))
 }
 
 /// Fetches the code.
@@ -135,6 +187,30 @@ mod tests {
         assert!(refused(try_set("inputs.x")).ends_with("what can be set: inputs.lr"));
         assert!(refused(try_set("lr")).contains("names nothing"));
         assert_eq!(draft.inputs["lr"], Input::Literal("0.2".to_owned()));
+    }
+
+    #[test]
+    fn test_arguments_are_replaced_behind_the_script() {
+        let new = |command: &str, line: &str| {
+            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            with_arguments(command, &arguments).ok()
+        };
+        let is = |text: &str| Some(text.to_owned());
+        assert_eq!(new("python train.py --lr 0.1", "--lr 0.3"), is("python train.py --lr 0.3"));
+        assert_eq!(new("python3 -u train.py", "a"), is("python3 -u train.py a"));
+        assert_eq!(new("./train --lr 0.1", "$X"), is("./train '$X'"));
+        assert_eq!(new("cd src && python train.py", "x"), None);
+    }
+
+    #[test]
+    fn test_one_argument_gets_another_value() {
+        let new = |command: &str| with_argument(command, "lr", "0.3");
+        let is = |text: &str| Some(text.to_owned());
+        assert_eq!(new("python t.py --lr 0.1 --n 2"), is("python t.py --lr 0.3 --n 2"));
+        assert_eq!(new("python t.py --lr=0.1"), is("python t.py --lr=0.3"));
+        assert_eq!(new("python t.py --lrate 0.1"), None);
+        assert_eq!(new("python t.py --lr"), None);
+        assert_eq!(new("python t.py --lr 'a b'"), None);
     }
 
     #[test]

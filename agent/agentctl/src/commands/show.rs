@@ -1,5 +1,6 @@
 //! `show`: everything about one job.
 
+use agent_model::job::Input;
 use agent_model::node::Gpu;
 use agent_model::outcome::Usage;
 use agent_model::{Clock, SystemClock, Timestamp, size};
@@ -116,6 +117,13 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("experiment", some(&job.experiment));
     add("tags", pairs(&spec.tags));
     add("command", some(spec.command.trim()));
+    let inputs: Vec<String> = spec.inputs.iter().map(|(name, input)| input_words(name, input)).collect();
+    add("inputs", some(&inputs.join("\n")));
+    let writes = spec.outputs.iter().map(|(name, output)| match output.is_file() {
+        true => format!("{name} (a file)"),
+        false => name.clone(),
+    });
+    add("writes", some(&writes.collect::<Vec<_>>().join(", ")));
     add("code", spec.code.map(|digest| digest.hex()[..12].to_owned()));
     add("environment", spec.pipeline.is_none().then(|| environment_words(&spec.environment)));
     add("variables", pairs(&spec.environment_variables));
@@ -149,6 +157,16 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     let named: Vec<String> = job.named.iter().map(ToString::to_string).collect();
     add("named", some(&named.join("\n")));
     facts
+}
+
+/// An input in a line.
+fn input_words(name: &str, input: &Input) -> String {
+    match input {
+        Input::Literal(value) => format!("{name} = {value}"),
+        Input::Folder(root) => format!("{name}: a folder that was sent, {}", &root.hex()[..12]),
+        Input::File { name: file, .. } => format!("{name}: {file}, which was sent"),
+        Input::Data(data) => format!("{name}: {}", data.uri),
+    }
 }
 
 /// Each rank of a job on several nodes in a line.
@@ -223,6 +241,19 @@ mod tests {
             error[RUN-101]: the command returned 3
               fix: see the log
         ");
+    }
+
+    #[test]
+    fn test_inputs_are_shown_with_their_values() {
+        let mut draft = agent_model::JobDraft::from(ended().spec);
+        draft.command = "python t.py --C ${{inputs.C}}".into();
+        draft.inputs.insert("C".into(), Input::Literal("0.5".into()));
+        draft.inputs.insert("iris".into(), Input::Folder(agent_model::Digest::EMPTY));
+        let job = JobView { spec: draft.validate().unwrap(), ..ended() };
+        let text = render(&job, &[], Timestamp(1_059_000), PAPER);
+        let folder = format!("iris: a folder that was sent, {}", &agent_model::Digest::EMPTY.hex()[..12]);
+        assert!(text.contains(&format!("inputs       C = 0.5\n             {folder}\n")), "{text}");
+        assert_eq!(JobView { title: "python t.py".into(), ..job }.what(), "python t.py --C 0.5");
     }
 
     #[test]

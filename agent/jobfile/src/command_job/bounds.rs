@@ -50,7 +50,7 @@ pub(super) fn warn_of_no_replacement(place: Option<Place>, draft: &JobDraft, war
     {
         let message = "`limits.on_disconnect: replace` ends the job as failed when its node falls silent, \
                        because `retry.max_attempts` allows no second attempt";
-        warnings.push(Warning { place, message: message.to_owned() });
+        warnings.push(Warning::new(place, message));
     }
 }
 
