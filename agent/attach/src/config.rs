@@ -5,7 +5,6 @@
 //! value counts there, except that key files add up. A setting that changes where a connection goes and is not supported
 //! (`ProxyCommand`; in the subset also `Match` and `Include`) is an error and is not ignored.
 
-use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -8,7 +8,7 @@ use agent_model::job::JobDraft;
 use agent_model::pipeline::{Again, Pipeline, StepOutput};
 use agent_model::{Clock, Code, Digest, Fault, SystemClock, Timestamp};
 
-use super::jobs::tasks;
+use super::jobs::{self, JobQuery};
 use super::sweeps;
 use super::view::{JobView, StepView};
 use crate::cli::RerunArgs;
@@ -20,7 +20,8 @@ use crate::output::{Output, Paper};
 
 /// The jobs of the steps that have one, by their indices.
 pub(super) async fn jobs_of(client: &Client, pipeline: &str) -> Result<BTreeMap<u32, JobView>, Failure> {
-    let jobs = tasks(client, pipeline, u32::MAX, false, |_| true).await?.0;
+    let wanted = JobQuery { array: pipeline.to_owned(), ..JobQuery::default() };
+    let jobs = jobs::list(client, &wanted).await?.0;
     Ok(jobs.into_iter().filter_map(|job| Some((job.index?, job))).collect())
 }
 

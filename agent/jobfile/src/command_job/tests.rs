@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use agent_model::job::{OnDisconnect, RetryPolicy};
 use agent_model::{Code, Fault};
 
 const FULL: &str = r#"
