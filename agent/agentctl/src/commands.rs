@@ -67,7 +67,7 @@ use crate::output::Output;
 /// Performs the command and returns its exit code; errors are printed before it returns.
 pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
     let of_a_job = cli.verb.is_about_a_jobs_end();
-    let performed = dispatch(cli, output).await;
+    let performed = Box::pin(dispatch(cli, output)).await;
     if let Some(said) = age::said() {
         output.warn(&age::describe(&said, SystemClock.now()));
     }

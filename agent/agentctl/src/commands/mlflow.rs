@@ -43,7 +43,7 @@ pub(super) async fn mlflow(
             export(&client, &args, output).await?;
             Ok(ExitCode::SUCCESS)
         }
-        MlflowVerb::Ui(args) => ui(&client, args, output).await,
+        MlflowVerb::Ui(args) => Box::pin(ui(&client, args, output)).await,
     }
 }
 
