@@ -39,7 +39,7 @@ const CALLS: &[&str] = &[
 const EXCUSED: &[(&str, &str, &str)] = &[
     ("agent/runtime/src/env/owners.rs", "File::create(", "a note of a use, before anything is built"),
     (
-        "agent/shim/src/devices.rs",
+        "agent/shim/src/cgroup/devices.rs",
         "file.write_all(",
         "a file of the kernel; a failure is told as a limit not in effect",
     ),

@@ -3,7 +3,7 @@
 use crate::{files_below, none, read};
 
 /// Lines of production code a file may have.
-const LONGEST: usize = 600;
+const LONGEST: usize = 900;
 /// Lines of a file that holds nothing but tests, or what they are made of.
 const LONGEST_OF_TESTS: usize = 700;
 /// Lines of a file in C, which tests alone have.

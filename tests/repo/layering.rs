@@ -140,7 +140,6 @@ const WORKER: &[(&str, &[&str])] = &[
     ("environments", &["users"]),
     ("faults", &["data", "fetch", "journal", "outputs"]),
     ("fetch", &["data", "stand_in"]),
-    ("journal", &["faults"]),
     ("late", &["faults", "outputs", "recover", "report", "retention"]),
     ("launch", &["fetch", "rendezvous", "stand_in"]),
     ("peers", &["rendezvous"]),

@@ -30,7 +30,7 @@ impl Limit {
 
 /// What processes hold.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Held {
+struct InUse {
     instances: u64,
     watches: u64,
     /// Processes and threads.
@@ -152,8 +152,8 @@ fn all_threads(machine: &Machine) -> u64 {
 }
 
 /// What the processes of a user hold.
-fn held(machine: &Machine, uid: u32) -> Held {
-    let mut held = Held::default();
+fn held(machine: &Machine, uid: u32) -> InUse {
+    let mut held = InUse::default();
     for entry in fs::read_dir(machine.at("proc")).into_iter().flatten().flatten() {
         if !entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
             continue;
@@ -172,7 +172,7 @@ fn held(machine: &Machine, uid: u32) -> Held {
     held
 }
 
-fn hold(held: &mut Held, process: &Path) {
+fn hold(held: &mut InUse, process: &Path) {
     for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
         let is_instance =
             fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:inotify");

@@ -263,15 +263,19 @@ async fn check(writer: &SqlitePool, path: &Path, scope: CheckScope<'_>) -> Resul
     match scope {
         CheckScope::Needed(remembered) if found == known => {
             add_indexes(writer).await?;
-            check_needed(writer, remembered).await
+            check_needed(writer, remembered).await?;
         }
         _ => {
             check_pages(writer).await?;
             upgrade(writer, path, found).await?;
             add_indexes(writer).await?;
-            check_rows(writer).await
+            check_rows(writer).await?;
         }
     }
+    for last in [rows::LAST_REV, rows::LAST_EVENT] {
+        let _: Option<i64> = sqlx::query_scalar(last).fetch_one(writer).await?; // what goes on counts from them
+    }
+    Ok(())
 }
 
 async fn check_all(from: &SqlitePool) -> Result<(), CheckEnd> {

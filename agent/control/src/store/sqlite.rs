@@ -25,9 +25,6 @@ use super::rows::{self, RowError, integer, last_commit, natural};
 use super::salvage::WAL_COPY;
 use super::{Among, Changes, Document, Event, JobRecord, Loaded, Recovery, Store, StoreError};
 
-const LAST_REV: &str = "SELECT MAX(CAST(value AS INTEGER)) FROM meta WHERE name = 'rev'";
-const LAST_EVENT: &str = "SELECT MAX(number) FROM events";
-
 /// The name under which the last writer is stored.
 const OWNER: &str = "owner";
 
@@ -83,8 +80,8 @@ impl Sqlite {
             path: path.to_owned(),
             redo: Redo::new(&redo::beside(path)),
             ballast: Ballast::new(&with_suffix(path, ".ballast")),
-            rev: AtomicU64::new(number(&writer, LAST_REV).await.map_err(cannot)?),
-            event: AtomicU64::new(number(&writer, LAST_EVENT).await.map_err(cannot)?),
+            rev: AtomicU64::new(number(&writer, rows::LAST_REV).await.map_err(cannot)?),
+            event: AtomicU64::new(number(&writer, rows::LAST_EVENT).await.map_err(cannot)?),
             open: RwLock::new(OpenFile::of(writer, path).await.map_err(cannot)?),
             incarnation,
             owner: random_name().map_err(cannot)?,
