@@ -23,6 +23,31 @@ const LEFT: &[(&str, &[&str])] = &[
     ("agent/control/src", &["api", "pools"]),
 ];
 
+/// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
+const CODE: &[(&str, usize)] = &[
+    ("agent/agentctl", 13_300),
+    ("agent/agentd", 17_500),
+    ("agent/attach", 2_400),
+    ("agent/blocking", 100),
+    ("agent/cas", 8_700),
+    ("agent/command", 600),
+    ("agent/control", 16_000),
+    ("agent/env", 4_300),
+    ("agent/fs", 400),
+    ("agent/identity", 1_200),
+    ("agent/jobfile", 6_200),
+    ("agent/model", 5_800),
+    ("agent/node", 1_300),
+    ("agent/pools", 600),
+    ("agent/runtime", 8_700),
+    ("agent/shim", 6_300),
+    ("agent/spawn", 2_000),
+    ("proto", 8_100),
+];
+
+/// How far below its limit a crate may be, so that a limit says something.
+const SLACK: usize = 300;
+
 /// The module that a file is, as the names that lead to it from its crate.
 type Module = Vec<String>;
 
@@ -178,6 +203,22 @@ fn test_no_circle_between_files_is_added() {
         undone.map(|(place, names)| format!("{place}: {names:?} is undone: take it out of the list")),
     );
     none("circles between files (what both need goes into one of its own)", complaints);
+}
+
+#[test]
+fn test_no_crate_grows_unnoticed() {
+    let lines = |dir: &PathBuf| production(dir).iter().map(|path| code(path).lines().count()).sum::<usize>();
+    let counted: BTreeMap<String, usize> =
+        crates().iter().map(|dir| (dir.to_string_lossy().into_owned(), lines(dir))).collect();
+    let limits: BTreeMap<String, usize> = CODE.iter().map(|(dir, most)| ((*dir).to_owned(), *most)).collect();
+    let all = counted.keys().chain(limits.keys()).collect::<BTreeSet<_>>().into_iter();
+    let complaints = all.filter_map(|dir| match (counted.get(dir), limits.get(dir)) {
+        (Some(now), Some(most)) if now <= most && now + SLACK >= *most => None,
+        (Some(now), Some(most)) => Some(format!("{dir} has {now} lines, its limit is {most}")),
+        (Some(now), None) => Some(format!("{dir} has {now} lines and no limit")),
+        (None, _) => Some(format!("{dir} is no crate")),
+    });
+    none("lines of code", complaints.collect());
 }
 
 #[test]
