@@ -29,7 +29,7 @@ fn test_bad_job_files_name_line_and_column() {
         ("command: echo\nlimits: {timeout: soon}\n", "JOB-102", "line 2, column 19"),
         ("command: echo ${{inputs.x}}\n", "JOB-102", "inputs.x"),
         ("type: pipeline\njobs: {}\n", "JOB-102", "line 2"),
-        ("jobs: {a: {type: automl}}\n", "JOB-103", "line 1, column 17"),
+        ("jobs: {a: {type: automl}}\n", "JOB-103", "line 1, column 18"),
         ("type: command\n", "JOB-102", "command"),
     ] {
         let dir = host.project("bad", &[("job.yml", text)]);
@@ -37,7 +37,12 @@ fn test_bad_job_files_name_line_and_column() {
     }
     let dir =
         host.project("unknown", &[("job.yml", "command: echo hi\nenviroment: host\nenvironment: host\n")]);
-    let ran = run(&host, &dir, &[]).ok().says("line 2").says("enviroment");
+    fault(run(&host, &dir, &[]).code(125), "JOB-102").says("line 2").says("enviroment");
+    let ran = host
+        .ctl(&["run", "--allow-unknown", &dir.display().to_string()])
+        .ok()
+        .says("line 2")
+        .says("enviroment");
     assert_eq!(ran.stdout, "hi\n");
 }
 

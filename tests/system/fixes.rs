@@ -244,7 +244,8 @@ fn job_file(bed: &Bed) {
     let dir = bed.host.project("job-file", &[("job.yml", "command: [a, b\n")]);
     let file = dir.join("job.yml");
     let file = file.to_str().unwrap();
-    assert!(bed.host.ctl(&["check", file]).stderr.contains("line 2"));
+    let told = bed.host.ctl(&["check", file]);
+    assert!(format!("{}{}", told.stdout, told.stderr).contains("line 2"), "{}", told.stdout);
     bed.mended("job-file", Code::JobFile, "command: [a, b\n", || GOOD.into());
     bed.host.ctl(&["check", file]).ok();
 }
@@ -403,13 +404,14 @@ fn data_node(bed: &Bed) {
 }
 
 fn asset_unknown(bed: &Bed) {
-    bed.refused(&["data", "show", "rose"], Code::AssetUnknown);
-    let listed = bed.host.ctl(&["data", "list", "--all"]).ok().stdout;
-    assert!(!listed.contains("rose"), "{listed}");
-    let file = bed.share.join("iris.csv");
-    bed.host.ctl(&["data", "create", "rose", file.to_str().unwrap(), "--version", "1"]).ok();
-    bed.host.ctl(&["data", "show", "rose"]).ok();
-    assert!(bed.run("named-data", &with_input("azureml:rose:1", "uri_file")).ok().stdout.ends_with("ran\n"));
+    let job = with_input("azureml:rose@latest", "uri_file");
+    bed.mended("named-data", Code::AssetUnknown, &job, || {
+        let listed = bed.host.ctl(&["data", "list", "--all"]).ok().stdout;
+        assert!(!listed.contains("rose"), "{listed}");
+        let file = bed.share.join("iris.csv");
+        bed.host.ctl(&["data", "create", "rose", file.to_str().unwrap(), "--version", "1"]).ok();
+        job.clone()
+    });
 }
 
 fn asset_invalid(bed: &Bed) {

@@ -212,7 +212,7 @@ fn test_mistakes_are_told_before_anything_is_sent() {
         (
             "parent.jobs.one.outputs.n}",
             "parent.jobs.one.outputs.m}",
-            "line 28, column 32: the step `one` has no output `m`",
+            "line 28, column 35: the step `one` has no output `m`",
         ),
         ("components/prep.yml", "components/pre.yml", "line 9, column 16: the component"),
         (

@@ -116,14 +116,14 @@ pub(super) async fn place(
     let never = client.own_directories().await?;
     let blobs = client.blobs();
     let spec = tokio::select! {
-        spec = plan.clone().ship(&blobs, &never, care, output) => spec?,
+        spec = Box::pin(plan.clone().ship(&blobs, &never, care, output)) => spec?,
         _ = tokio::signal::ctrl_c() => return Err(Failure::Interrupted),
     };
     output.busy("submitting");
     let job = match Box::pin(enqueue(&client, spec, hint.clone(), output)).await {
         Err(Failure::Fault(fault)) if fault.code == Code::SnapshotMissing => {
             output.note("the daemon lacks part of the snapshot; it is sent again");
-            let spec = plan.ship(&blobs, &never, care.max(Care::Usual), output).await?;
+            let spec = Box::pin(plan.ship(&blobs, &never, care.max(Care::Usual), output)).await?;
             let again = Box::pin(enqueue(&client, spec, hint, output)).await;
             again.map_err(|failure| as_job::explain_gone(failure, "the job"))?
         }

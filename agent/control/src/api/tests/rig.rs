@@ -120,7 +120,9 @@ impl Rig {
             spec: Some(spec),
             name_hint: "hint".into(),
         };
-        within("a submission", self.jobs.submit(request)).await.map(|answer| answer.into_inner().job)
+        Box::pin(within("a submission", self.jobs.submit(request)))
+            .await
+            .map(|answer| answer.into_inner().job)
     }
 
     pub(super) async fn get(&mut self, job: &str) -> v1::Job {
