@@ -404,12 +404,16 @@ fn data_node(bed: &Bed) {
 }
 
 fn asset_unknown(bed: &Bed) {
-    let job = with_input("azureml:rose@latest", "uri_file");
+    let file = bed.share.join("iris.csv");
+    let create = |version: &str| {
+        bed.host.ctl(&["data", "create", "rose", file.to_str().unwrap(), "--version", version]).ok();
+    };
+    create("1");
+    let job = with_input("azureml:rose:2", "uri_file");
     bed.mended("named-data", Code::AssetUnknown, &job, || {
-        let listed = bed.host.ctl(&["data", "list", "--all"]).ok().stdout;
-        assert!(!listed.contains("rose"), "{listed}");
-        let file = bed.share.join("iris.csv");
-        bed.host.ctl(&["data", "create", "rose", file.to_str().unwrap(), "--version", "1"]).ok();
+        let known = bed.host.ctl(&["data", "show", "rose"]).ok().stdout;
+        assert!(known.contains('1'), "{known}");
+        create("2");
         job.clone()
     });
 }
