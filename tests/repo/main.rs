@@ -50,6 +50,11 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// The part of a file that is no module of tests.
+fn production(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod ").next().unwrap_or_default()
+}
+
 /// What a line defines: of which kind it is, and its name.
 fn defined(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{defined, files_below, none, read};
+use crate::{defined, files_below, none, production, read};
 
 /// Crates that may have a type of the same name.
 const CRATES: usize = 2;
@@ -17,8 +17,7 @@ fn test_a_type_name_stands_in_at_most_two_crates() {
         }
         let home = name.split("/src").next().unwrap_or_default().to_owned();
         let text = read(&path);
-        let production = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-        let outside = production.lines().filter(|line| !line.starts_with(' ')).filter_map(defined);
+        let outside = production(&text).lines().filter(|line| !line.starts_with(' ')).filter_map(defined);
         for (_, name) in outside.filter(|(kind, _)| *kind != "fn") {
             crates.entry(name.to_owned()).or_default().insert(home.clone());
         }

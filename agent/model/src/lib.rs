@@ -1,7 +1,8 @@
 //! The definitions of a job, a replica, a node and a fault.
 //!
 //! Owns the vocabulary of the product and every rule that can be stated without a clock, a disk or a
-//! network: identifiers, the job specification and its validation, the state machines, placement-independent resources, and the faults users read.
+//! network: identifiers, the job specification and its validation, the state machines, placement-independent
+//! resources, and the faults users read.
 //!
 //! Invariants: no async, no I/O (the exceptions are [`clock::SystemClock`], which reads the time, and
 //! [`failpoint`], which does nothing outside of debug builds);

@@ -238,8 +238,7 @@ pub type Entering = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// Makes `command` start as a job must: in a session of its own, as `user` with its groups alone, with default signals,
 /// the usual file mode mask, no capability in any set, no way to gain privileges, and before the machine's own processes
 /// when the kernel must end one for want of memory. A job that runs as root on the machine itself keeps its
-/// capabilities. What it must enter itself, `enter` does. What is
-/// started `beside` it has all of that, too.
+/// capabilities. What it must enter itself, `enter` does. What is started `beside` it has all of that, too.
 pub fn start_as_job(
     command: &mut Command,
     user: Option<User>,

@@ -25,13 +25,18 @@ pub(super) async fn jobs_of(client: &Client, pipeline: &str) -> Result<BTreeMap<
     Ok(jobs.into_iter().filter_map(|job| Some((job.index?, job))).collect())
 }
 
+/// What is told of a step that has no job.
+fn told<'a>(job: &'a JobView, step: &str) -> Option<&'a StepView> {
+    job.steps.iter().find(|told| told.step == step)
+}
+
 /// The steps as a table, each below those that it comes after.
 pub(super) fn table(job: &JobView, jobs: &BTreeMap<u32, JobView>, now: Timestamp, paper: Paper) -> String {
     let Some(pipeline) = &job.spec.pipeline else { return String::new() };
     let mut table = Table::new(&["STEP", "STATE", "DURATION", "JOB", "AFTER"], &[2]).with_names(&[0, 3]);
     for step in pipeline.order().unwrap_or_default() {
         let name = pipeline.name(step);
-        let told = job.steps.iter().find(|told| told.step == name);
+        let told = told(job, &name);
         let needs: BTreeSet<u32> = pipeline.needs(step).collect();
         let needs: Vec<String> = needs.into_iter().map(|need| pipeline.name(need)).collect();
         let after = needs.join(", ");
@@ -96,8 +101,7 @@ pub(super) async fn outputs_of(
     let (mut trees, mut none) = (Vec::new(), Vec::new());
     for (name, StepOutput { step, output }) in &pipeline.outputs {
         let step_name = pipeline.name(*step);
-        let told = job.steps.iter().find(|told| told.step == step_name && !told.reused_from.is_empty());
-        let before = match told {
+        let before = match told(job, &step_name).filter(|told| !told.reused_from.is_empty()) {
             Some(told) => Some(JobView::try_from(client.job(&told.reused_from).await?)?),
             None => None,
         };
@@ -135,8 +139,7 @@ pub(super) fn again(draft: &mut JobDraft, job: &JobView, args: &RerunArgs) -> Re
         ));
     };
     let mut again: Vec<u32> = Vec::new();
-    let not_run =
-        |step: u32| job.steps.iter().any(|told| told.step == pipeline.name(step) && !told.not_run.is_empty());
+    let not_run = |step: u32| told(job, &pipeline.name(step)).is_some_and(|told| !told.not_run.is_empty());
     for step in (0..).take(pipeline.steps.len()) {
         let others = [&tasks.waiting, &tasks.active, &tasks.failed, &tasks.canceled];
         if !others.iter().any(|indices| indices.contains(step)) && !not_run(step) {

@@ -44,22 +44,20 @@ pub(super) fn parse(
 impl Plan {
     pub(super) fn of_pipeline(file: &Path, text: &str, changes: &Changes) -> Result<Plan, Wrong> {
         let base = file.parent().unwrap_or(Path::new(""));
+        // The file of a component, or else of the pipeline.
+        let place =
+            |component: Option<String>| component.map_or_else(|| file.to_owned(), |file| base.join(file));
         let read = parse(file, text, &changes.set).map_err(|misread| {
-            let fault = |Misread { file: component, refused }| {
-                let at = component.map_or_else(|| file.to_owned(), |component| base.join(component));
-                in_file(&at, refused.into())
-            };
+            let fault = |Misread { file: component, refused }| in_file(&place(component), refused.into());
             Wrong { faults: misread.into_iter().map(fault).collect(), warnings: Vec::new() }
         })?;
-        let warnings = read.warnings.into_iter().map(|(component, warning)| {
-            let at = component.map_or_else(|| file.to_owned(), |component| base.join(component));
-            Remark::at(&at, warning)
-        });
-        let mut warnings: Vec<Remark> = warnings.collect();
+        let warnings = read.warnings.into_iter();
+        let mut warnings: Vec<Remark> =
+            warnings.map(|(component, warning)| Remark::at(&place(component), warning)).collect();
         let (mut steps, mut faults) = (Vec::new(), Vec::new());
         for StepFile { name, job, component, is_environment_of_component, bound, after } in read.steps {
-            let component = component.map_or_else(|| file.to_owned(), |component| base.join(component));
-            let component = if component.is_file() { component } else { file.to_owned() };
+            let component = Some(place(component)).filter(|component| component.is_file());
+            let component = component.unwrap_or_else(|| file.to_owned());
             let environment = if is_environment_of_component { component.as_path() } else { file };
             let homes = [file, &component, environment].map(Home::of);
             match Plan::of_homes(job, homes) {

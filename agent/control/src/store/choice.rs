@@ -63,14 +63,17 @@ impl JobFilter {
     pub(crate) fn has(&self, job: &JobRecord) -> bool {
         let of = |owner: &Principal| Some(owner) == job.owner();
         (self.owners.is_empty() || self.owners.iter().any(of))
-            && (self.states.is_empty() || self.states.iter().any(|state| state == job.state.name()))
+            && self.is_in(job.state)
             && self.experiment.as_ref().is_none_or(|experiment| *experiment == job.spec.experiment)
     }
 
     /// Whether jobs that have ended may be meant.
     pub(crate) fn may_have_ended(&self) -> bool {
-        self.states.is_empty()
-            || ENDED.iter().any(|(state, _)| self.states.iter().any(|one| one == state.name()))
+        ENDED.iter().any(|(state, _)| self.is_in(*state))
+    }
+
+    fn is_in(&self, state: JobState) -> bool {
+        self.states.is_empty() || self.states.iter().any(|one| one == state.name())
     }
 }
 
@@ -113,12 +116,10 @@ fn chosen(choice: &JobFilter, columns: &str) -> (String, Vec<String>) {
     if owners.is_empty() {
         owners.push(String::new());
     }
-    let meant =
-        |state: &JobState| choice.states.is_empty() || choice.states.iter().any(|one| one == state.name());
     let mut states: Vec<String> = match is_all {
         true => vec![String::new()],
         false => {
-            let states = ENDED.iter().filter(|(state, _)| meant(state));
+            let states = ENDED.iter().filter(|(state, _)| choice.is_in(*state));
             states.map(|(_, state)| is(STATE, (*state).to_owned())).collect()
         }
     };

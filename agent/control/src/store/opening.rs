@@ -272,9 +272,9 @@ async fn check(writer: &SqlitePool, path: &Path, scope: CheckScope<'_>) -> Resul
             check_rows(writer).await?;
         }
     }
-    for last in [rows::LAST_REV, rows::LAST_EVENT] {
-        let _: Option<i64> = sqlx::query_scalar(last).fetch_one(writer).await?; // what goes on counts from them
-    }
+    // What goes on counts from these.
+    last_commit(&mut *writer.acquire().await?).await?;
+    let _: Option<i64> = sqlx::query_scalar(rows::LAST_EVENT).fetch_one(writer).await?;
     Ok(())
 }
 

@@ -12,8 +12,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use super::redo::Line;
 use super::{Document, Event, JobRecord, StoreError, checksum};
 
-/// The number of the last commit, and of the last event.
-pub(super) const LAST_REV: &str = "SELECT MAX(CAST(value AS INTEGER)) FROM meta WHERE name = 'rev'";
+/// The number of the last event.
 pub(super) const LAST_EVENT: &str = "SELECT MAX(number) FROM events";
 
 /// The columns of a job, in the order [`job`] reads them.

@@ -76,11 +76,12 @@ impl Sqlite {
         let Opened { writer, incarnation, mended, recovery, unchecked } =
             opening::open(path, archive, at_once).await?;
         let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
+        let rev = async { last_commit(&mut *writer.acquire().await?).await };
         let sqlite = Sqlite {
             path: path.to_owned(),
             redo: Redo::new(&redo::beside(path)),
             ballast: Ballast::new(&with_suffix(path, ".ballast")),
-            rev: AtomicU64::new(number(&writer, rows::LAST_REV).await.map_err(cannot)?),
+            rev: AtomicU64::new(rev.await.map_err(cannot)?),
             event: AtomicU64::new(number(&writer, rows::LAST_EVENT).await.map_err(cannot)?),
             open: RwLock::new(OpenFile::of(writer, path).await.map_err(cannot)?),
             incarnation,

@@ -31,7 +31,7 @@ impl StepInputs<'_> {
     /// Binds an input; its value is the expression until the other step has completed.
     fn bind(&mut self, key: &Key, place: Place, output: StepOutput, jobs: &[(Key, Node)]) -> Node {
         let from = jobs.get(output.step as usize).map(|(key, _)| key.text.as_str()).unwrap_or_default();
-        let text = format!("${{{{parent.jobs.{from}.outputs.{}}}}}", output.output);
+        let text = output.expression(from);
         self.places.insert(key.text.clone(), place);
         self.bound.insert(key.text.clone(), output);
         Node { place, value: Value::Scalar(text) }

@@ -156,9 +156,9 @@ impl<Needs: Fn(u32) -> Vec<u32>> StepWalk<Needs> {
 }
 
 impl StepOutput {
-    /// The expression that names it: `${{parent.jobs.prep.outputs.data}}`.
-    pub fn expression(&self, pipeline: &Pipeline) -> String {
-        format!("${{{{parent.jobs.{}.outputs.{}}}}}", pipeline.name(self.step), self.output)
+    /// The expression that names it, by the name of its step: `${{parent.jobs.prep.outputs.data}}`.
+    pub fn expression(&self, step: &str) -> String {
+        format!("${{{{parent.jobs.{step}.outputs.{}}}}}", self.output)
     }
 }
 

@@ -288,8 +288,8 @@ pub(super) async fn list(Caller(run): Caller, Asked(asked): Asked<List>) -> Answ
     let mut files =
         listed.await.map_err(|error| Refusal::disk("the call was interrupted", &error.into()))??;
     if is_root {
-        let hidden = run.clone().with(|open| open.folders_of_others()).await?;
-        files.retain(|file| !hidden.iter().any(|other| file["path"] == other.as_str()));
+        let hidden = run.clone().with(move |open| open.hide_folders_of_others(&mut files).map(|()| files));
+        files = hidden.await?;
     }
     Ok(Json(json!({ "files": files })))
 }

@@ -565,8 +565,7 @@ pub(super) async fn list_artifacts(Caller(run): Caller, Asked(asked): Asked<List
         let root_uri = open.run.artifact_uri(asked.which.id());
         let mut files = open.run.artifacts.list(&label, &asked.path, &asked.path)?;
         if label.is_empty() && asked.path.is_empty() {
-            let hidden = open.folders_of_others()?;
-            files.retain(|file| !hidden.iter().any(|other| file["path"] == other.as_str()));
+            open.hide_folders_of_others(&mut files)?;
         }
         Ok(Json(json!({ "root_uri": root_uri, "files": files })))
     })

@@ -219,8 +219,8 @@ impl OpenRun<'_> {
         self.record(label, vec![tag(&book::document(kind, id), &document.to_string())])
     }
 
-    /// The folders among the artifacts of the job's run that belong to other runs, to models and to traces.
-    pub(super) fn folders_of_others(&mut self) -> Result<Vec<String>, Refusal> {
+    /// Takes out of the artifacts of the job's run the folders that belong to other runs, to models and to traces.
+    pub(super) fn hide_folders_of_others(&mut self, files: &mut Vec<Value>) -> Result<(), Refusal> {
         let mut folders: Vec<String> =
             self.runs()?.keys().filter(|label| !label.is_empty()).cloned().collect();
         for (folder, kind) in [("models", MODEL), ("traces", TRACE)] {
@@ -228,7 +228,8 @@ impl OpenRun<'_> {
                 folders.push(folder.to_owned());
             }
         }
-        Ok(folders)
+        files.retain(|file| !folders.iter().any(|other| file["path"] == other.as_str()));
+        Ok(())
     }
 
     pub(super) fn drop_document(&mut self, label: &str, kind: &str, id: &str) -> Result<(), Refusal> {

@@ -117,9 +117,14 @@ impl Book {
     pub(super) fn claim_index(&mut self, array: &JobId, index: u32) -> bool {
         let mut begun = false;
         self.jobs.edit(array, |array| begun = array.tasks.as_mut().is_some_and(|tasks| tasks.begin(index)));
+        self.leave_line_if_begun(array);
+        begun
+    }
+
+    /// An array of which no task waits is not in line any more.
+    pub(super) fn leave_line_if_begun(&mut self, array: &JobId) {
         let left = self.jobs.get(array).filter(|array| !array.has_waiting_tasks()).cloned();
         left.into_iter().for_each(|array| self.line.leave(&array));
-        begun
     }
 
     /// A task is about to be placed: from the first one on, its array runs.
@@ -158,8 +163,10 @@ impl Book {
             return;
         };
         self.leave_line(id);
-        self.jobs.edit(id, pipelines::give_up);
-        self.jobs.edit(id, |job| job.tasks.iter_mut().for_each(|tasks| tasks.give_up()));
+        self.jobs.edit(id, |job| {
+            pipelines::give_up(job);
+            job.tasks.iter_mut().for_each(|tasks| tasks.give_up());
+        });
         let active = if broken!(CancelLeavesStep) { Indices::default() } else { active };
         for task in active.iter().filter_map(|index| id.task(index)) {
             self.cancel(&task, who, now);

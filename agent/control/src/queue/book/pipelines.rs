@@ -145,8 +145,7 @@ impl Book {
                     }
                 });
                 job.id.task(step).iter().for_each(|id| self.predecessors.has_ended(id, Verdict::Canceled));
-                let left = self.jobs.get(&job.id).filter(|job| !job.has_waiting_tasks()).cloned();
-                left.into_iter().for_each(|job| self.line.leave(&job));
+                self.leave_line_if_begun(&job.id);
             }
             StepDecision::StopAll(because) => {
                 let name = pipeline.name(because);

@@ -148,7 +148,7 @@ fn test_a_step_is_a_job_of_who_submitted_the_pipeline_with_what_others_made_as_i
     assert_eq!(report.environment_variables["AGENTD_STEP"], "report");
     assert!(report.pipeline.is_none() && report.array.is_none());
     assert_eq!(spec.step(&"p".parse().unwrap(), 9, |_| None), None);
-    assert_eq!(output(1, "out").expression(&pipeline()), "${{parent.jobs.train.outputs.out}}");
+    assert_eq!(output(1, "out").expression(&pipeline().name(1)), "${{parent.jobs.train.outputs.out}}");
 }
 
 #[test]
