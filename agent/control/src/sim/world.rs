@@ -541,7 +541,8 @@ impl World {
     /// Without one more every job can still run.
     fn can_spare_a_node(&self) -> bool {
         let left = self.nodes.iter().filter(|node| !node.dead && !node.cleared).count();
-        let needed = self.wishes.iter().map(|wish| wish.spec.resources.nodes).max();
+        let jobs = self.wishes.iter().flat_map(|wish| wish.spec.steps().chain([&wish.spec]));
+        let needed = jobs.map(|job| job.resources.nodes).max();
         left > needed.unwrap_or(1) as usize
     }
 
