@@ -55,7 +55,10 @@ fn pipeline_of(draft: &JobDraft) -> JobSpec {
         });
         let bound: std::collections::BTreeMap<_, _> = bound.collect();
         let later = |name: &String| (name.clone(), Input::Literal("${{parent.jobs".to_owned()));
+        // One step of several ranks is enough: all histories have the same time to end what they began.
+        let nodes = if name == "first" { draft.resources.nodes } else { 1 };
         let job = JobDraft {
+            resources: Resources { nodes, ..draft.resources.clone() },
             inputs: bound.keys().map(later).collect(),
             outputs: [(OUT.to_owned(), Output::Folder)].into(),
             ..draft.clone()
