@@ -27,6 +27,9 @@ const SCALE: Scale = Scale { full: false, seed: 1 };
 /// How much runs at a time, by weight: most of what a row takes is waiting.
 const AT_ONCE: usize = 8;
 
+/// A row has ended by then, or something hangs.
+const PATIENCE: Duration = Duration::from_secs(20 * 60);
+
 /// The suites that are not tables, in the order in which their cost is told.
 const OTHERS: [&str; 6] = ["style", "unit", "model", "repo", "system", "quickstart"];
 
@@ -44,7 +47,7 @@ struct Wishes {
 }
 
 /// Runs the suites that are named, or all; the exit code is 0 when everything held.
-pub(crate) fn main(suites: &[Suite], words: &[String]) -> ExitCode {
+pub(crate) fn main(suites: &'static [Suite], words: &[String]) -> ExitCode {
     let begun = Instant::now();
     let complain = |complaint: String| {
         eprintln!("merge: {complaint}");
@@ -55,12 +58,12 @@ pub(crate) fn main(suites: &[Suite], words: &[String]) -> ExitCode {
         Err(complaint) => return complain(complaint),
     };
     let programs = match programs::build(&["--workspace"]) {
-        Ok(programs) => programs,
+        Ok(programs) => programs.leak(),
         Err(complaint) => return complain(complaint),
     };
-    let (prepared, engine): (Vec<_>, _) = (suites.iter().map(|_| OnceLock::new()).collect(), OnceLock::new());
-    let mut pieces = others(&programs, &engine);
-    for (suite, prepared) in suites.iter().zip(&prepared) {
+    let mut pieces = others(programs);
+    for suite in suites {
+        let prepared = Box::leak(Box::new(OnceLock::new()));
         pieces.extend(suite.of_a_merge(SCALE, prepared).into_iter().map(row));
     }
     // The tests of the system need the engine too, but not from their begin.
@@ -72,7 +75,7 @@ pub(crate) fn main(suites: &[Suite], words: &[String]) -> ExitCode {
         pieces.iter().for_each(|piece| println!("{}", piece.name));
         return ExitCode::SUCCESS;
     }
-    let done = queue::run(pieces, wishes.at_once);
+    let done = queue::run(pieces, wishes.at_once, PATIENCE);
     let (passed, failed) = tell(suites, done);
     println!("{} min {} s", begun.elapsed().as_secs() / 60, begun.elapsed().as_secs() % 60);
     println!("{passed} passed, {failed} failed");
@@ -105,13 +108,14 @@ impl Wishes {
 }
 
 /// A row of a table.
-fn row(piece: Piece<'_, Told>) -> Piece<'_, Came> {
+fn row(piece: Piece<Told>) -> Piece<Came> {
     let Piece { suite, name, seconds, weight, after, run } = piece;
     Piece { suite, name, seconds, weight, after, run: Box::new(move || Came::Row(run())) }
 }
 
 /// Everything that is no row of a table.
-fn others<'a>(programs: &'a [Program], engine: &'a OnceLock<Vec<Program>>) -> Vec<Piece<'a, Came>> {
+fn others(programs: &'static [Program]) -> Vec<Piece<Came>> {
+    static ENGINES: OnceLock<Vec<Program>> = OnceLock::new();
     let mut pieces = vec![
         piece("environments", ENGINE, 2000, 1, || {
             // One of an earlier build is not to be taken for it.
@@ -119,14 +123,14 @@ fn others<'a>(programs: &'a [Program], engine: &'a OnceLock<Vec<Program>>) -> Ve
             // In a build of its own: nothing else is to be compiled with what only the engine needs.
             match programs::build(&["-p", "agent-env", "--features", "agent-env/engine"]) {
                 Ok(built) => {
-                    let _ = engine.set(built);
+                    let _ = ENGINES.set(built);
                     Ran { passed: 1, failed: 0, said: None }
                 }
                 Err(said) => Ran { passed: 0, failed: 1, said: Some(said) },
             }
         }),
         piece("environments", "the tests of the engine", 60, 2, || {
-            let ran = engine.get().into_iter().flatten().map(|program| program.run("environments", &[]));
+            let ran = ENGINES.get().into_iter().flatten().map(|program| program.run("environments", &[]));
             ran.fold(Ran { passed: 0, failed: 0, said: None }, Ran::and)
         })
         .after(ENGINE),
@@ -167,13 +171,13 @@ fn others<'a>(programs: &'a [Program], engine: &'a OnceLock<Vec<Program>>) -> Ve
     pieces
 }
 
-fn piece<'a>(
+fn piece(
     suite: &'static str,
     name: &str,
     seconds: u32,
     weight: usize,
-    run: impl FnOnce() -> Ran + Send + 'a,
-) -> Piece<'a, Came> {
+    run: impl FnOnce() -> Ran + Send + 'static,
+) -> Piece<Came> {
     let run = Box::new(move || Came::Tests(run()));
     Piece { suite, name: name.to_owned(), seconds, weight, after: None, run }
 }

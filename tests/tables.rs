@@ -26,8 +26,8 @@ use std::process::ExitCode;
 use agent_tests::engine::end_shared;
 use agent_tests::table::{Suite, show_panics_by_place};
 
-/// Every suite, in the order in which its table is printed.
-fn suites() -> Vec<Suite> {
+/// Every suite, in the order in which its table is printed; they stay, because rows run in threads of their own.
+fn suites() -> &'static [Suite] {
     vec![
         snapshots::suite(),
         environments::suite(),
@@ -40,6 +40,7 @@ fn suites() -> Vec<Suite> {
         upgrade::suite(),
         scarcity::suite(),
     ]
+    .leak()
 }
 
 #[allow(clippy::print_stderr, reason = "says what it cannot do")]
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
     let suites = suites();
     let code = match suites.iter().find(|suite| suite.name == first) {
         Some(suite) => suite.main(rest),
-        None if first == "merge" => merge::main(&suites, rest),
+        None if first == "merge" => merge::main(suites, rest),
         None => {
             eprintln!("tables: there is no suite `{first}`");
             ExitCode::from(2)

@@ -489,10 +489,36 @@ pub fn once_free<T>(mut start: impl FnMut() -> std::io::Result<T>) -> std::io::R
     started.unwrap_or_else(start)
 }
 
-/// Runs a command to its end.
+/// Runs a command to its end. It cannot ask whoever runs the tests; one that does not end is killed, and fails with
+/// what it had said.
 #[track_caller]
 pub fn finish(command: &mut Command) -> Ran {
-    told(once_free(|| command.output()).expect("the program starts"))
+    /// Nothing that a test runs takes so long.
+    const PATIENCE: Duration = Duration::from_secs(600);
+    static ASKS_NOBODY: std::sync::Once = std::sync::Once::new();
+    ASKS_NOBODY.call_once(|| {
+        let nothing = fs::File::open("/dev/null").expect("there is nothing");
+        rustix::stdio::dup2_stdin(nothing).expect("standard input");
+    });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = once_free(|| command.spawn()).expect("the program starts");
+    let (pid, (ended, end)) = (child.id(), std::sync::mpsc::channel::<()>());
+    let watch = std::thread::spawn(move || {
+        let is_late = end.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+        if is_late {
+            signal(pid, Signal::KILL);
+        }
+        is_late
+    });
+    let ran = told(child.wait_with_output().expect("its own child"));
+    drop(ended);
+    let is_late = watch.join().expect("it only waits");
+    assert!(
+        !is_late,
+        "{command:?} had not ended after {PATIENCE:?}\nstdout:\n{}\nstderr:\n{}",
+        ran.stdout, ran.stderr
+    );
+    ran
 }
 
 fn told(output: Output) -> Ran {

@@ -2,20 +2,21 @@
 //!
 //! The longest begin first, so that none is left for the end. A piece has a weight, because some wait and some compute:
 //! together those that run never weigh more than the machine is given. What runs is told every minute, so that a log
-//! says what everybody waits for.
+//! says what everybody waits for. A piece that does not end is given up, and the others go on: its thread ends with the
+//! program.
 
 #![allow(clippy::print_stdout, reason = "the log of the run is what it is for")]
 
 use std::any::Any;
 use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::cost;
 
 /// Something to be done.
-pub struct Piece<'a, T> {
+pub struct Piece<T> {
     /// Of which suite.
     pub suite: &'static str,
     /// Its name in the suite.
@@ -27,10 +28,10 @@ pub struct Piece<'a, T> {
     /// The piece of its name must have ended before.
     pub after: Option<&'static str>,
     /// Does it.
-    pub run: Box<dyn FnOnce() -> T + Send + 'a>,
+    pub run: Box<dyn FnOnce() -> T + Send>,
 }
 
-impl<T> Piece<'_, T> {
+impl<T> Piece<T> {
     /// The same, once the piece of this name has ended.
     #[must_use]
     pub fn after(self, name: &'static str) -> Self {
@@ -49,78 +50,106 @@ pub struct Done<T> {
     pub begun: Duration,
     /// How long it took.
     pub took: Duration,
-    /// What it gave, or why it panicked.
+    /// What it gave, why it panicked, or that it did not end.
     pub came: Result<T, String>,
 }
 
-struct Line<'a, T> {
-    waiting: Vec<Piece<'a, T>>,
-    /// By name, since when, and the weight.
-    running: Vec<(String, Instant, usize)>,
+struct Running {
+    suite: &'static str,
+    name: String,
+    since: Instant,
+    weight: usize,
+    /// It is given up after this.
+    patience: Duration,
+}
+
+struct Line<T> {
+    waiting: Vec<Piece<T>>,
+    running: Vec<Running>,
     done: Vec<Done<T>>,
 }
 
-impl<'a, T> Line<'a, T> {
+impl<T> Line<T> {
     /// The first that may begin: it fits beside those that run, and what it needs is there.
-    fn next(&mut self, capacity: usize) -> Option<Piece<'a, T>> {
-        let taken: usize = self.running.iter().map(|running| running.2).sum();
+    fn next(&mut self, capacity: usize) -> Option<Piece<T>> {
+        let taken: usize = self.running.iter().map(|running| running.weight).sum();
         let is_open = |name: &str| {
             self.waiting.iter().any(|piece| piece.name == name)
-                || self.running.iter().any(|running| running.0 == name)
+                || self.running.iter().any(|running| running.name == name)
         };
-        let fits = |piece: &Piece<'_, T>| taken == 0 || taken + piece.weight <= capacity;
+        let fits = |piece: &Piece<T>| taken == 0 || taken + piece.weight <= capacity;
         let at = self.waiting.iter().position(|piece| fits(piece) && !piece.after.is_some_and(is_open))?;
         Some(self.waiting.remove(at))
     }
-}
 
-/// Does all of it, no more than `capacity` at a time by weight; in the order in which they ended.
-pub fn run<T: Send>(mut pieces: Vec<Piece<'_, T>>, capacity: usize) -> Vec<Done<T>> {
-    pieces.sort_by_key(|piece| Reverse(piece.seconds));
-    let line = Mutex::new(Line { waiting: pieces, running: Vec::new(), done: Vec::new() });
-    let (changed, begun) = (Condvar::new(), Instant::now());
-    let lock = || line.lock().unwrap_or_else(PoisonError::into_inner);
-    std::thread::scope(|scope| {
-        let mut told = Instant::now();
-        let mut now = lock();
-        loop {
-            while let Some(piece) = now.next(capacity) {
-                now.running.push((piece.name.clone(), Instant::now(), piece.weight));
-                let (lock, changed) = (&lock, &changed);
-                scope.spawn(move || {
-                    let done = one(piece, begun);
-                    let mut now = lock();
-                    now.running.retain(|running| running.0 != done.name);
-                    now.done.push(done);
-                    changed.notify_one();
-                });
-            }
-            if now.running.is_empty() {
-                break;
-            }
-            now =
-                changed.wait_timeout(now, Duration::from_secs(60)).unwrap_or_else(PoisonError::into_inner).0;
-            if told.elapsed() >= Duration::from_secs(60) {
-                told = Instant::now();
-                tell(&now, begun);
-            }
+    /// It has ended, unless it was given up before.
+    fn end(&mut self, done: Done<T>) {
+        if let Some(at) = self.running.iter().position(|running| running.name == done.name) {
+            self.running.remove(at);
+            self.done.push(done);
         }
-    });
-    line.into_inner().unwrap_or_else(PoisonError::into_inner).done
+    }
+
+    /// Gives up what has run for too long.
+    fn give_up(&mut self, start: Instant) {
+        for late in self.running.extract_if(.., |running| running.since.elapsed() > running.patience) {
+            let came = Err(format!("it had not ended after {} s, and was given up", late.patience.as_secs()));
+            let (begun, took) = (late.since - start, late.since.elapsed());
+            self.done.push(Done { suite: late.suite, name: late.name, begun, took, came });
+        }
+    }
 }
 
-fn one<T>(piece: Piece<'_, T>, start: Instant) -> Done<T> {
+/// Does all of it, no more than `capacity` at a time by weight; in the order in which they ended. A piece is given up
+/// after `patience`, or three times what it takes as a rule.
+pub fn run<T: Send + 'static>(
+    mut pieces: Vec<Piece<T>>,
+    capacity: usize,
+    patience: Duration,
+) -> Vec<Done<T>> {
+    pieces.sort_by_key(|piece| Reverse(piece.seconds));
+    let (ended, ends) = mpsc::channel();
+    let mut line = Line { waiting: pieces, running: Vec::new(), done: Vec::new() };
+    let (begun, mut told) = (Instant::now(), Instant::now());
+    loop {
+        while let Some(piece) = line.next(capacity) {
+            line.running.push(Running {
+                suite: piece.suite,
+                name: piece.name.clone(),
+                since: Instant::now(),
+                weight: piece.weight,
+                patience: patience.max(3 * Duration::from_secs(piece.seconds.into())),
+            });
+            let ended = ended.clone();
+            // Nobody takes it where it was the last, and was given up.
+            std::thread::spawn(move || drop(ended.send(one(piece, begun))));
+        }
+        if line.running.is_empty() {
+            return line.done;
+        }
+        if let Ok(done) = ends.recv_timeout(Duration::from_secs(1)) {
+            line.end(done);
+        }
+        line.give_up(begun);
+        if told.elapsed() >= Duration::from_secs(60) {
+            told = Instant::now();
+            tell(&line, begun);
+        }
+    }
+}
+
+fn one<T>(piece: Piece<T>, start: Instant) -> Done<T> {
     cost::enter(piece.suite);
     let begun = Instant::now();
     let came = catch_unwind(AssertUnwindSafe(piece.run)).map_err(|panic| said(&*panic));
     Done { suite: piece.suite, name: piece.name, begun: begun - start, took: begun.elapsed(), came }
 }
 
-fn tell<T>(line: &Line<'_, T>, begun: Instant) {
+fn tell<T>(line: &Line<T>, begun: Instant) {
     let running: Vec<String> = line
         .running
         .iter()
-        .map(|(name, since, _)| format!("{name} for {} s", since.elapsed().as_secs()))
+        .map(|running| format!("{} for {} s", running.name, running.since.elapsed().as_secs()))
         .collect();
     let minutes = begun.elapsed().as_secs() / 60;
     println!(
@@ -140,52 +169,69 @@ pub fn said(panic: &(dyn Any + Send)) -> String {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 
-    fn piece<'a, T>(
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn piece<T>(
         name: &str,
         seconds: u32,
         weight: usize,
-        run: impl FnOnce() -> T + Send + 'a,
-    ) -> Piece<'a, T> {
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> Piece<T> {
         let run = Box::new(run);
         Piece { suite: "queue", name: name.to_owned(), seconds, weight, after: None, run }
     }
 
     #[test]
     fn test_what_runs_never_weighs_more_than_there_is_room_for() {
-        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let weights = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
         let work = |weight: usize| {
-            let (now, most) = (&now, &most);
+            let weights = Arc::clone(&weights);
             move || {
+                let (now, most) = &*weights;
                 most.fetch_max(now.fetch_add(weight, Ordering::SeqCst) + weight, Ordering::SeqCst);
                 std::thread::sleep(Duration::from_millis(5));
                 now.fetch_sub(weight, Ordering::SeqCst);
             }
         };
         let pieces = (0..20).map(|n| piece(&n.to_string(), 0, 1 + n % 3, work(1 + n % 3))).collect();
-        assert_eq!(run(pieces, 4).len(), 20);
-        assert!((2..=4).contains(&most.into_inner()));
+        assert_eq!(run(pieces, 4, LONG).len(), 20);
+        assert!((2..=4).contains(&weights.1.load(Ordering::SeqCst)));
     }
 
     #[test]
     fn test_the_longest_is_first_and_what_is_waited_for_has_ended() {
-        let order = Mutex::new(Vec::new());
+        let order = Arc::new(Mutex::new(Vec::new()));
         let note = |name: &'static str| {
-            let order = &order;
+            let order = Arc::clone(&order);
             move || order.lock().expect("nobody panics here").push(name)
         };
         let needy = piece("needy", 90, 1, note("needy")).after("needed");
-        run(vec![piece("short", 1, 1, note("short")), needy, piece("needed", 5, 1, note("needed"))], 1);
-        assert_eq!(order.into_inner().expect("nobody panics here"), ["needed", "needy", "short"]);
+        run(vec![piece("short", 1, 1, note("short")), needy, piece("needed", 5, 1, note("needed"))], 1, LONG);
+        assert_eq!(*order.lock().expect("nobody panics here"), ["needed", "needy", "short"]);
+    }
+
+    fn came<T: Clone>(done: &[Done<T>], name: &str) -> Result<T, String> {
+        done.iter().find(|done| done.name == name).expect("it ended").came.clone()
     }
 
     #[test]
     fn test_what_is_too_heavy_runs_alone_and_a_panic_is_told() {
-        let done = run(vec![piece("heavy", 0, 9, || panic!("too much")), piece("light", 0, 1, || 7)], 2);
-        let came = |name: &str| done.iter().find(|done| done.name == name).expect("it ended").came.clone();
-        assert_eq!(came("heavy"), Err("too much".to_owned()));
-        assert_eq!(came("light"), Ok(7));
+        let done =
+            run(vec![piece("heavy", 0, 9, || panic!("too much")), piece("light", 0, 1, || 7)], 2, LONG);
+        assert_eq!(came(&done, "heavy"), Err("too much".to_owned()));
+        assert_eq!(came(&done, "light"), Ok(7));
+    }
+
+    #[test]
+    fn test_what_does_not_end_is_given_up_and_makes_room() {
+        let (_open, never) = mpsc::channel::<()>();
+        let stuck = piece("stuck", 0, 2, move || drop(never.recv()));
+        let done = run(vec![stuck, piece("next", 0, 1, || ())], 2, Duration::from_millis(50));
+        assert_eq!(came(&done, "next"), Ok(()));
+        assert!(came(&done, "stuck").is_err_and(|why| why.contains("had not ended")));
     }
 }

@@ -13,7 +13,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::chance::Chance;
 use crate::fleet::keep_evidence;
@@ -24,6 +24,9 @@ pub const ENGINE: &str = "the conda engine";
 
 /// Another: the check of style, which has the directory of cargo until it ends.
 pub const CLIPPY: &str = "clippy";
+
+/// A row that was named may take so long, because it may try all there is.
+const ALL_OF_IT: Duration = Duration::from_secs(4 * 3600);
 
 /// A suite.
 #[derive(Debug)]
@@ -223,7 +226,7 @@ pub fn show_panics_by_place() {
 
 impl Suite {
     /// Runs what the words of the command line ask for, and prints the table.
-    pub fn main(&self, words: &[String]) -> ExitCode {
+    pub fn main(&'static self, words: &[String]) -> ExitCode {
         let wishes = match self.wishes(words) {
             Ok(Some(wishes)) => wishes,
             Ok(None) => return ExitCode::SUCCESS,
@@ -235,13 +238,18 @@ impl Suite {
         let begun = Instant::now();
         (self.prepare)();
         println!("seed {}; {} scale", wishes.scale.seed, wishes.scale.of("short", "full"));
-        let prepared = OnceLock::from(());
-        let pieces = wishes.rows.iter().map(|row| self.piece(row, wishes.scale, &prepared)).collect();
-        let told: Vec<Told> =
-            queue::run(pieces, wishes.at_once).into_iter().filter_map(|done| done.came.ok()).collect();
+        let prepared = Box::leak(Box::new(OnceLock::from(())));
+        let pieces = wishes.rows.iter().map(|row| self.piece(row, wishes.scale, prepared)).collect();
+        let (mut told, mut failures) = (Vec::new(), Vec::new());
+        for done in queue::run(pieces, wishes.at_once, ALL_OF_IT) {
+            match done.came {
+                Ok(one) => told.push(one),
+                Err(why) => failures.push(format!("{} FAILED: {why}", done.name)),
+            }
+        }
         let told = self.in_order(told);
         self.print(&told);
-        let failures = self.failures(&told, wishes.scale);
+        failures.extend(self.failures(&told, wishes.scale));
         failures.iter().for_each(|failure| println!("\n{failure}"));
         let held = told.iter().filter(|one| one.held()).count();
         println!("\n{} s", begun.elapsed().as_secs());
@@ -293,7 +301,7 @@ impl Suite {
     /// # Panics
     ///
     /// Where the suite names a row that it does not have.
-    pub fn of_a_merge<'a>(&'a self, scale: Scale, prepared: &'a OnceLock<()>) -> Vec<Piece<'a, Told>> {
+    pub fn of_a_merge(&'static self, scale: Scale, prepared: &'static OnceLock<()>) -> Vec<Piece<Told>> {
         let parts = std::iter::once(&self.merge).chain(self.after.iter().map(|after| &after.1));
         let named = parts.flat_map(|part| if let Part::Rows(names) = part { names } else { [].as_slice() });
         for name in named.chain(self.long.iter().map(|long| &long.0)) {
@@ -304,7 +312,7 @@ impl Suite {
     }
 
     /// A row, to be tried when there is room for it.
-    fn piece<'a>(&'a self, row: &'static Row, scale: Scale, prepared: &'a OnceLock<()>) -> Piece<'a, Told> {
+    fn piece(&'static self, row: &'static Row, scale: Scale, prepared: &'static OnceLock<()>) -> Piece<Told> {
         let seconds = self.long.iter().find(|long| long.0 == row.id).map_or(0, |long| long.1);
         let run = Box::new(move || {
             prepared.get_or_init(self.prepare);
