@@ -144,16 +144,27 @@ struct ConfigReader<'a> {
     said: Said,
 }
 
-/// The key files that `ssh` tries if none is named.
-const USUAL: &str = "~/.ssh/id_";
+/// Whether a setting of `ssh -G` is what it prints if nobody said anything: its key files, and its lists of known hosts
+/// in the home that the system knows, which is not always the one that is meant here.
+fn is_usual(key: &str, value: &str) -> bool {
+    match key {
+        "identityfile" => value.starts_with("~/.ssh/id_"),
+        "userknownhostsfile" => {
+            let usual =
+                |file: &str| file.ends_with("/.ssh/known_hosts") || file.ends_with("/.ssh/known_hosts2");
+            value.split_whitespace().count() == 2 && value.split_whitespace().all(usual)
+        }
+        _ => false,
+    }
+}
 
 impl ConfigReader<'_> {
     /// Takes in what `ssh -G` prints: a setting in each line, the first words in small letters.
     fn told(&mut self, text: &str) -> Result<(), String> {
         for line in text.lines() {
             let Some((key, value)) = line.split_once(' ') else { continue };
-            if key == "identityfile" && value.starts_with(USUAL) {
-                continue; // nobody named it
+            if is_usual(key, value) {
+                continue;
             }
             let values: Vec<String> = match key {
                 "userknownhostsfile" => value.split_whitespace().map(str::to_owned).collect(),
@@ -344,7 +355,7 @@ host *
     fn test_what_the_program_says_is_taken() {
         let told = "host gpu\nuser ada\nhostname 10.0.0.7\nport 2222\nidentitiesonly yes\nidentityfile ~/.ssh/id_rsa\n\
                     identityfile ~/.ssh/lab key\nproxyjump gate,ada@inner:2200\nhostkeyalias lab\n\
-                    userknownhostsfile /h/.ssh/known_hosts /h/.ssh/known_hosts2\nciphers aes256-ctr\n";
+                    userknownhostsfile /h/lab /h/.ssh/known_hosts\nciphers aes256-ctr\n";
         let asked = |text: &str| {
             let files = [("ssh -G gpu", text), ("/h/.ssh/config", "User nobody\n")];
             let files = files.map(|(file, text)| (PathBuf::from(file), text.to_owned()));
@@ -357,10 +368,13 @@ host *
             keys: vec!["/h/.ssh/lab key".into()],
             keys_only: Some(true),
             jumps: Some(vec!["gate".into(), "ada@inner:2200".into()]),
-            known_hosts: Some(vec!["/h/.ssh/known_hosts".into(), "/h/.ssh/known_hosts2".into()]),
+            known_hosts: Some(vec!["/h/lab".into(), "/h/.ssh/known_hosts".into()]),
             key_alias: Some("lab".into()),
         };
         assert_eq!(asked(told).unwrap(), wanted);
+        let usual =
+            "identityfile ~/.ssh/id_rsa\nuserknownhostsfile /r/.ssh/known_hosts /r/.ssh/known_hosts2\n";
+        assert_eq!(asked(usual).unwrap(), Said::default());
         let refused = asked("error: line 3: Bad configuration option: foo").unwrap_err();
         assert_eq!(refused.to_string(), "`ssh -G gpu`: line 3: Bad configuration option: foo");
         assert!(asked("proxycommand nc %h %p\n").unwrap_err().to_string().contains("`ProxyCommand`"));
