@@ -102,14 +102,13 @@ fn harm(path: &Path, what: &str) {
 }
 
 /// The files of the state directory of a box that is both roles, but for those of jobs.
-const STATE: [&str; 13] = [
+const STATE: [&str; 12] = [
     "lock",
     "tracking.port",
     "ballast",
     "agentd.sock",
     "journal.db",
     "journal.db-wal",
-    "journal.db-shm",
     "controller/db",
     "controller/db-wal",
     "controller/db-shm",

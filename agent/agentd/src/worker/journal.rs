@@ -22,7 +22,9 @@ use agent_model::{
 };
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteLockingMode, SqliteSynchronous,
+};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
 use tokio::sync::Mutex;
 use tracing::{error, warn};
@@ -272,6 +274,8 @@ async fn connect_checked(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
     let mut connection = SqliteConnectOptions::new()
         .filename(path)
         .create_if_missing(true)
+        // The daemon alone has it open: so there is no shared memory in a file, whose loss would end the daemon.
+        .locking_mode(SqliteLockingMode::Exclusive)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .disable_statement_logging()
@@ -460,7 +464,6 @@ pub(crate) mod tests {
         assert_eq!(serde_json::from_value::<Record>(json).unwrap(), record("a.1.0"));
     }
 
-    /// SQLite opens it read-only when its shared memory cannot be a file.
     #[test]
     fn test_what_another_boot_needs_is_forced() {
         let ending = Some(Ending::canceled(Timestamp(1)));
@@ -475,7 +478,7 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.db");
         Sqlite::open(&path).await.unwrap().close().await;
-        std::fs::create_dir(dir.path().join("journal.db-shm")).unwrap();
+        std::fs::create_dir(dir.path().join("journal.db-wal")).unwrap();
         let Err(refused) = Sqlite::open(&path).await else { panic!("it was opened") };
         assert!(matches!(&refused, JournalError::Open { path: told, .. } if *told == path), "{refused:?}");
     }
