@@ -327,6 +327,7 @@ impl TryFrom<v1::Outcome> for Outcome {
                 .map(|end| Ok(StreamEnd { stream: stream(&end.stream)?, digest: end.digest.parse()? }))
                 .collect::<Result<_, WireError>>()?,
             tracking_bytes: wire.tracking_bytes,
+            tracking: None,
             artifacts: wire.artifacts.map(Artifacts::try_from).transpose()?,
             usage: wire.usage.map(|usage| Usage {
                 cpu: Duration::from_millis(usage.cpu_ms),
@@ -703,6 +704,7 @@ mod tests {
             ended_at: Timestamp(9),
             streams: vec![StreamEnd { stream: Stream::Job, digest: Digest::EMPTY }],
             tracking_bytes: 12,
+            tracking: None,
             artifacts: Some(Artifacts { root: Digest::EMPTY, files: 1, bytes: 2 }),
             usage: Some(Usage { cpu: Duration::from_millis(1234), memory_peak: 5 }),
             environment: Some(Box::new(agent_model::outcome::UsedEnvironment {

@@ -231,9 +231,7 @@ fn harm(state: &Path, chance: &mut Chance) -> String {
     let length = fs::metadata(&file).map_or(0, |file| file.len());
     let open = || fs::File::options().read(true).write(true).open(&file).expect("the file opens");
     let at = chance.below(length);
-    // Of stored metrics the length alone is on record: what is changed in them is not noticed.
-    let kinds = if name.ends_with(".tracking") { 4 } else { 6 };
-    match chance.below(kinds) {
+    match chance.below(6) {
         0 => {
             fs::remove_file(&file).expect("it is there");
             format!("{name} was removed")

@@ -525,7 +525,8 @@ impl LogFile {
         self.sync().map(drop)
     }
 
-    fn digest(&self) -> Result<Digest, ArchiveError> {
+    /// Of all that is there. Blocks.
+    pub(crate) fn digest(&self) -> Result<Digest, ArchiveError> {
         const BLOCK: usize = 1024 * 1024;
         let mut hasher = self.hasher.lock();
         loop {

@@ -52,6 +52,7 @@ mod tests {
             ended_at: Timestamp(1),
             streams: Vec::new(),
             tracking_bytes: 0,
+            tracking: None,
             artifacts: Some(Artifacts { root: digest(2), files: 1, bytes: 1 }),
             usage: None,
             environment: None,

@@ -382,7 +382,9 @@ impl LogReader {
             });
             match (outcome, self.channel) {
                 (None, _) => (0, None),
-                (Some(outcome), Channel::Tracking) => (outcome.tracking_bytes, None),
+                (Some(outcome), Channel::Tracking) => outcome
+                    .tracking
+                    .map_or((outcome.tracking_bytes, None), |digest| (digest.size, Some(digest))),
                 (Some(outcome), Channel::Log(stream)) => {
                     let end = outcome.streams.iter().find(|end| end.stream == stream);
                     end.map_or((0, None), |end| (end.digest.size, Some(end.digest)))
@@ -428,7 +430,7 @@ impl LogReader {
             let (over, next_epoch) = self.attempt();
             self.growth.mark_unchanged();
             if let Some(piece) = self.read().await? {
-                if self.channel != Channel::Tracking && piece.offset == self.read.size() {
+                if piece.offset == self.read.size() {
                     self.read.update(&piece.data);
                 }
                 return Ok(Some(piece));
@@ -494,7 +496,12 @@ impl LogReader {
                         most *= 2;
                         continue;
                     }
-                    None => return Ok(None),
+                    None => {
+                        if self.attempt().0 && self.offset == self.read.size() {
+                            self.read.update(&data); // no line, and there will be no more of it
+                        }
+                        return Ok(None);
+                    }
                 }
             }
             self.offset += data.len() as u64;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use agent_model::machine::Eligibility;
 use agent_model::protocol::orders::{EnvironmentWant, Obeyed};
 use agent_model::{
-    Boot, Clock, Code, Fault, NodeId, Outcome, Preemption, Principal, ReplicaId, ReplicaStep, Retry,
+    Boot, Clock, Code, Digest, Fault, NodeId, Outcome, Preemption, Principal, ReplicaId, ReplicaStep, Retry,
     Timestamp,
 };
 use agent_proto::v1;
@@ -214,10 +214,10 @@ impl Services {
         let replica: ReplicaId = request.replica.parse().map_err(Refusal::from)?;
         let node: NodeId = request.node.parse().map_err(Refusal::from)?;
         let wire = request.outcome.ok_or_else(|| Refusal::from(invalid("`outcome` is missing")))?;
-        let outcome = Outcome::try_from(wire).map_err(Refusal::from)?;
+        let mut outcome = Outcome::try_from(wire).map_err(Refusal::from)?;
         let standing = self.queue.standing(&replica, &node).await.map_err(Refusal::from)?;
         let standing = if standing == Standing::Open {
-            self.require_complete(&replica, &outcome).await?;
+            outcome.tracking = self.require_complete(&replica, &outcome).await?;
             Box::pin(self.observe(&replica, true)).await.map_err(Status::from)?;
             self.observer.forget(&replica);
             // From here until the outcome is on disk nothing that it names is removed.
@@ -244,8 +244,13 @@ impl Services {
         if known { Ok(()) } else { Err(fenced(replica).into()) }
     }
 
-    /// Checks that the logs and records that the outcome names have arrived. A log with wrong content is set aside.
-    async fn require_complete(&self, replica: &ReplicaId, outcome: &Outcome) -> Result<(), Status> {
+    /// Checks that the logs and records that the outcome names have arrived; what the records are. A log with wrong
+    /// content is set aside.
+    async fn require_complete(
+        &self,
+        replica: &ReplicaId,
+        outcome: &Outcome,
+    ) -> Result<Option<Digest>, Status> {
         for stream in agent_model::Stream::ALL {
             if outcome.streams.iter().all(|end| end.stream != stream) {
                 let settled = match self.archive.log_file(replica, Channel::Log(stream)).await {
@@ -271,14 +276,14 @@ impl Services {
             }
         }
         if outcome.tracking_bytes == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let log_file = self.archive.log_file(replica, Channel::Tracking).await.map_err(not_now)?;
         if log_file.len() < outcome.tracking_bytes {
             return Err(incomplete("tracking records", log_file.len(), outcome.tracking_bytes));
         }
-        Archive::blocking(move || log_file.sync()).await.map_err(not_now)?;
-        Ok(())
+        let digest = Archive::blocking(move || log_file.sync().and_then(|_| log_file.digest()));
+        Ok(Some(digest.await.map_err(not_now)?))
     }
 
     /// Checks that every file of the outputs has arrived. A node that was away for long sends them again.

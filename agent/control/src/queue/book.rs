@@ -547,6 +547,7 @@ pub(crate) fn without_run(verdict: Verdict, fault: Option<Fault>, ended_at: Time
         ended_at,
         streams: Vec::new(),
         tracking_bytes: 0,
+        tracking: None,
         artifacts: None,
         usage: None,
         environment: None,

@@ -214,6 +214,7 @@ pub(super) fn outcome(ending: &(Verdict, Option<Fault>)) -> Outcome {
         ended_at: Timestamp(1),
         streams: Vec::new(),
         tracking_bytes: 0,
+        tracking: None,
         artifacts: None,
         usage: None,
         environment: None,

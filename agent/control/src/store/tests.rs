@@ -54,6 +54,7 @@ fn full(name: &str, seq: u64) -> JobRecord {
             ended_at: Timestamp(3),
             streams: vec![agent_model::StreamEnd { stream: agent_model::Stream::Job, digest: Digest::EMPTY }],
             tracking_bytes: 0,
+            tracking: None,
             artifacts: None,
             usage: Some(agent_model::outcome::Usage {
                 cpu: std::time::Duration::from_millis(7),

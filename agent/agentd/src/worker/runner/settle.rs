@@ -159,6 +159,7 @@ impl Runner {
             ended_at: ending.ended_at,
             streams,
             tracking_bytes,
+            tracking: None,
             artifacts: None,
             usage: ending.usage,
             environment: self.used_environment(ending),

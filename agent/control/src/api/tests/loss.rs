@@ -260,3 +260,47 @@ async fn test_what_is_gone_of_the_archive_is_told_after_what_there_is() {
         rig.stop().await;
     }
 }
+
+/// A byte that was changed in the archive is told, wherever it is: also in the last end of a line, and in a rest that is
+/// no line.
+#[tokio::test]
+async fn test_changed_metrics_are_told_after_what_there_is() {
+    for (wrote, changed) in
+        [("{1}\n{2}\n", Some(1)), ("{1}\n{2}\n", Some(7)), ("{1}\n{2", Some(5)), ("{1}\n{2", None)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = Rig::start(dir.path()).await;
+        rig.submit("a").await;
+        let mut node = Node::join(&rig, 1).await;
+        node.ordered("a.1.0").await;
+        node.append("a.1.0", "job", 0, b"one\n").await;
+        node.append("a.1.0", "tracking", 0, wrote.as_bytes()).await;
+        let tracking_bytes = wrote.len() as u64;
+        node.deliver("a.1.0", v1::Outcome { tracking_bytes, ..outcome(0, b"one\n") }).await.unwrap();
+        rig.ended("a").await;
+        if let Some(at) = changed {
+            let file = std::fs::File::options()
+                .write(true)
+                .open(dir.path().join("controller/archive/a/1.0.tracking"));
+            std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), b"9", at).unwrap();
+        }
+        for follow in [false, true] {
+            let request = v1::ReadTrackingRequest { job: "a".into(), follow, ..Default::default() };
+            let mut stream = rig.telemetry.read_tracking(request).await.unwrap().into_inner();
+            let end = loop {
+                match within("the end of the metrics", stream.message()).await {
+                    Ok(Some(_)) => {}
+                    end => break end,
+                }
+            };
+            match changed {
+                None => assert!(end.is_ok(), "{end:?}"),
+                Some(at) => {
+                    let told = end.expect_err(&format!("{wrote:?} changed at {at}"));
+                    assert!(told.message().contains("of the metrics are not what the job wrote"), "{told}");
+                }
+            }
+        }
+        rig.stop().await;
+    }
+}
