@@ -352,13 +352,42 @@ fn test_without_the_key_or_after_a_removal_nothing_is_proved_until_somebody_says
 
     // After a removal the same machine proves nothing of before.
     let dir = order(&site.nodes[0], "kept.1.0").with_file_name("");
+    let before = job(&site, &kept)["attempt"].as_u64();
     site.ctl(&["node", "remove", "n0", "--lose-jobs"]).ok();
     eventually("it ends what it ran, because it hears that it was removed", SOON, || {
         (!dir.exists() || dir.join("exit.json").exists()).then_some(())
     });
     join_again(&mut site, "n0");
-    assert_ne!(job(&site, &kept)["state"], "Running", "it counts as lost");
+    let now = job(&site, &kept);
+    assert!(now["state"] != "Running" || now["attempt"].as_u64() > before, "that attempt is over: {now}");
     fs::write(site.path("go-kept"), "").unwrap();
+}
+
+/// Two attempts of one job would write to the same files.
+#[test]
+fn test_a_node_that_answers_ends_its_jobs_before_it_is_removed_with_them() {
+    let mut site = Site::new();
+    site.add_node("n0", "127.0.0.1");
+    let script = format!(
+        "echo begun $AGENTD_REPLICA >>{told}; trap 'echo ended $AGENTD_REPLICA >>{told}; exit 1' TERM\n\
+         while [ ! -e {go} ]; do sleep 0.1; done; echo ended $AGENTD_REPLICA >>{told}",
+        told = site.path("told").display(),
+        go = site.path("go").display()
+    );
+    let code = site.path("code");
+    fs::create_dir(&code).unwrap();
+    let words = ["submit", "--name", "moved", code.to_str().unwrap(), "--", "sh", "-c", &script];
+    let job = site.ctl(&words).ok().stdout;
+    let kept = site.path("told");
+    let told = || fs::read_to_string(&kept).unwrap_or_default();
+    eventually("it runs", SOON, || told().contains("begun").then_some(()));
+    site.add_node("n1", "127.0.0.1");
+    let removed = site.ctl(&["node", "remove", "n0", "--lose-jobs"]).ok();
+    removed.says("on n0 get 20 s to end").says("n0 is no machine");
+    eventually("it runs elsewhere", SOON, || told().contains("begun moved.2.0").then_some(()));
+    fs::write(site.path("go"), "").unwrap();
+    until(&site, job.trim(), "Completed");
+    assert_eq!(told(), "begun moved.1.0\nended moved.1.0\nbegun moved.2.0\nended moved.2.0\n");
 }
 
 /// The name of the key of the grant that the journal of a node has.

@@ -88,7 +88,8 @@ pub(crate) enum NodeVerb {
     Remove {
         /// The machine.
         node: String,
-        /// Take what it still runs for lost; the machine ends it when it hears of its removal.
+        /// End what it still runs: a machine that answers gives it 20 seconds, one that does not ends it when it hears
+        /// of its removal.
         #[arg(long)]
         lose_jobs: bool,
         /// As JSON.

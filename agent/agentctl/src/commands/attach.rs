@@ -22,6 +22,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::doctor;
+use super::preempt::end_jobs;
 use super::view::NodeView;
 use crate::cli::{AttachArgs, DetachArgs, SshArgs, variable};
 use crate::client::{Client, Target, answer, target};
@@ -401,6 +402,9 @@ pub(super) async fn detach(
     }
     host.act_as_installed().map_err(|error| fault(&host.shown_as, &error))?;
     host.lock(&desk).await.map_err(|error| fault(&host.shown_as, &error))?;
+    if args.lose_jobs {
+        end_jobs(&client, &node.name, &mut output.borrow_mut()).await?;
+    }
     let request = v1::RemoveNodeRequest { node: node.name.clone(), lose_jobs: args.lose_jobs };
     match answer(client.identity().remove_node(request)).await {
         Ok(_) => {}

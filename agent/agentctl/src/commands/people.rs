@@ -8,6 +8,7 @@ use agent_proto::v1;
 use serde_json::json;
 
 use super::drain::introduce;
+use super::preempt::end_jobs;
 use crate::cli::{TokenVerb, UserVerb};
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
@@ -174,6 +175,9 @@ pub(super) async fn remove(
 ) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     introduce(&client, output).await?;
+    if lose_jobs {
+        end_jobs(&client, node, output).await?;
+    }
     let request = v1::RemoveNodeRequest { node: node.to_owned(), lose_jobs };
     let jobs = answer(client.identity().remove_node(request)).await?.jobs;
     if json {

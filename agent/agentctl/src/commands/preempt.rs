@@ -1,9 +1,12 @@
 //! `preempt`: an operator says that a machine will be taken away, or that it will not.
 
+use std::time::Duration;
+
 use agent_model::Timestamp;
 use agent_proto::v1;
 use serde::Serialize;
 use serde_json::json;
+use tokio::time::{Instant, sleep};
 
 use super::drain::{introduce, jobs_on, names, the_only_one};
 use super::view::NodeView;
@@ -12,6 +15,13 @@ use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::clean;
+
+/// The notice that the jobs of a machine get which is to be removed with them.
+const LAST_WORD: Duration = Duration::from_secs(20);
+/// How much longer they are waited for.
+const IN_DOUBT: Duration = Duration::from_secs(20);
+/// Time between two looks at what is left.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// The notice that a machine will be taken away.
 #[derive(Debug, Clone, Serialize)]
@@ -72,4 +82,45 @@ pub(super) async fn preempt(
         output.note(&format!("it has {}: {told}", names(&jobs)));
     }
     Ok(())
+}
+
+/// Before a machine that answers is removed with its jobs: has them end there, so that none starts elsewhere while it still
+/// runs here. One that does not answer, or jobs that do not end, are left to what follows, which is said.
+pub(super) async fn end_jobs(client: &Client, name: &str, output: &mut Output) -> Result<(), Failure> {
+    let node = client.machines().await?.nodes.into_iter().find(|node| node.node == name);
+    let Some(node) = node.map(NodeView::try_from).transpose()? else { return Ok(()) };
+    let jobs = jobs_on(client, name).await?;
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    if !matches!(node.liveness.as_str(), "ready" | "degraded") {
+        output.warn(&format!("{name} does not answer: it ends {} when it hears of its removal", names(&jobs)));
+        return Ok(());
+    }
+    let seconds = LAST_WORD.as_secs();
+    output.note(&format!("{} on {name} get {seconds} s to end, and start elsewhere if they may", names(&jobs)));
+    let request = v1::PreemptRequest {
+        node: name.to_owned(),
+        in_ms: seconds * 1000,
+        reason: "it is being removed".to_owned(),
+        withdraw: false,
+    };
+    answer(client.nodes().preempt(request)).await?;
+    let end = Instant::now() + LAST_WORD + IN_DOUBT;
+    loop {
+        let left = jobs_on(client, name).await?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > end {
+            output.warn(&format!(
+                "{} did not end in {} s: {name} ends what is left when it hears of its removal, and for some seconds \
+                 it may run twice",
+                names(&left),
+                (LAST_WORD + IN_DOUBT).as_secs()
+            ));
+            return Ok(());
+        }
+        sleep(LOOK).await;
+    }
 }
