@@ -85,6 +85,73 @@ jobs:
     ]
 }
 
+/// Runs it; which steps ran.
+fn run_again(host: &Host, file: &str, words: &[&str]) -> Vec<String> {
+    let _ = fs::remove_file(host.home().join("seen"));
+    host.ctl(&[&["run", file], words].concat()).ok();
+    ran(host)
+}
+
+#[test]
+fn test_a_step_that_ran_before_is_not_run_again_and_why_tells_what_is_another_one() {
+    let host = host("2");
+    let file = project(&host, "again", ADD);
+    let all = ["aside", "one", "prep", "sum", "two"];
+    assert_eq!(run_again(&host, &file, &["--name", "first"]), all);
+    assert!(
+        host.ctl(&["why", "first[prep]"]).ok().stdout.contains("no earlier run of this step is on record")
+    );
+    assert_eq!(run_again(&host, &file, &["--name", "second"]), [""; 0], "all of it ran");
+    let shown = host.ctl(&["show", "second"]).ok().stdout;
+    assert!(shown.contains("first--3"), "{shown}");
+    assert_eq!(host.ctl(&["logs", "second[two]"]).ok().stdout, "said\n", "its log is that of the other");
+    let dir = host.home().join("got");
+    host.ctl(&["download", "second", "-o", dir.to_str().unwrap()]).ok();
+    assert_eq!(fs::read_to_string(dir.join("total/total")).unwrap(), "81\n");
+
+    // Another value of an input: that step, and what reads what it leaves.
+    let words = ["--name", "third", "--set", "inputs.add=7"];
+    assert_eq!(run_again(&host, &file, &words), ["one", "sum"]);
+    let why = host.ctl(&["why", "third[one]"]).ok().stdout;
+    assert!(why.contains("another inputs than when first--1 ran"), "{why}");
+    // Another script that leaves the same: nothing after it.
+    fs::write(
+        std::path::Path::new(&file).with_file_name("src/prep.sh"),
+        "echo prep >>$SEEN\necho 40 >$3/n\n",
+    )
+    .unwrap();
+    assert_eq!(run_again(&host, &file, &["--name", "fourth"]), ["prep"]);
+    assert!(host.ctl(&["why", "fourth[prep]"]).ok().stdout.contains("another code than when first--0 ran"));
+    assert_eq!(run_again(&host, &file, &["--name", "fifth", "--force-rerun"]), all);
+
+    // What is removed cannot be taken; what is left can.
+    for job in ["first", "second", "third", "fourth", "fifth"] {
+        host.ctl(&["rm", job]).ok();
+    }
+    assert_eq!(run_again(&host, &file, &["--name", "sixth"]), all);
+}
+
+#[test]
+fn test_of_pipelines_that_are_the_same_at_the_same_time_each_step_runs_once_also_through_a_restart() {
+    let mut host = host("4");
+    let go = host.home().join("go");
+    let wait = format!("while [ ! -e {} ]; do sleep 0.05; done; {ADD}", go.display());
+    let file = project(&host, "twins", &wait);
+    for name in ["left", "right"] {
+        host.ctl(&["submit", &file, "--name", name]).ok();
+    }
+    eventually("the step runs", Duration::from_secs(60), || {
+        ran(&host).contains(&"one".to_owned()).then_some(())
+    });
+    host.kill();
+    host.start();
+    fs::write(go, "").unwrap();
+    for name in ["left", "right"] {
+        host.wait_for(name, &["Completed"]);
+    }
+    assert_eq!(ran(&host), ["aside", "one", "prep", "sum", "two"]);
+}
+
 const ADD: &str = "expr $(cat ${{inputs.d}}/n) + ${{inputs.add}} >${{outputs.n}}";
 
 /// The path of the pipeline in a project of its own.
@@ -249,7 +316,7 @@ fn test_a_daemon_killed_at_any_moment_goes_on_with_the_same_steps() {
     let file = project(&host, "sums", ADD);
     for (round, delay) in [0, 30, 60, 100, 150, 200, 260, 330, 400, 500, 650, 800].into_iter().enumerate() {
         let name = format!("sums-{round}");
-        host.ctl(&["submit", &file, "--name", &name]).ok();
+        host.ctl(&["submit", &file, "--name", &name, "--force-rerun"]).ok();
         std::thread::sleep(Duration::from_millis(delay));
         host.kill();
         host.start();

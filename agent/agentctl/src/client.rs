@@ -295,7 +295,10 @@ impl Client {
                 .fix(format!("see which it has: agentctl show {}", array.job))
                 .into());
         };
-        let task = array.job.parse::<JobId>().ok().and_then(|array| array.task(index));
+        // A step that was not run is the job that did the same.
+        let reused = array.steps.iter().find(|step| step.step == index && !step.reused_from.is_empty());
+        let task = reused.map(|step| step.reused_from.parse::<JobId>().ok());
+        let task = task.unwrap_or_else(|| array.job.parse::<JobId>().ok()?.task(index));
         let job = task.map_or_else(|| given.to_owned(), String::from);
         answer(self.jobs().get(v1::GetJobRequest { job, ..Default::default() })).await
     }

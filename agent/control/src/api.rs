@@ -21,6 +21,7 @@ mod outputs;
 mod pages;
 mod peers;
 mod pools;
+mod reuse;
 mod secrets;
 mod sessions;
 mod telemetry;
@@ -180,9 +181,11 @@ impl Services {
         let Some(spec) = &array.spec.array else { return Ok(None) };
         let what = format!("there is no record of task {index} of `{}`", array.id);
         let fault = Fault::new(Code::JobNotFound, what);
-        let fault = match spec.indices().contains(index) {
-            true => fault.why("it was never started, because the array was to end"),
-            false => fault.why(format!("the indices of the array are {}", spec.indices())),
+        let like = array.steps.as_ref().and_then(|steps| steps.reused.get(&index));
+        let fault = match (spec.indices().contains(index), like) {
+            (_, Some(like)) => fault.why(format!("it was not run: {like} did the same")),
+            (true, None) => fault.why("it was never started, because the array was to end"),
+            (false, None) => fault.why(format!("the indices of the array are {}", spec.indices())),
         };
         Ok(Some(fault.fix(format!("list its tasks: agentctl jobs {}", array.id)).into()))
     }

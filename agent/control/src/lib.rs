@@ -316,9 +316,10 @@ impl Controller {
                     () = queue.closed() => {}
                 }
             };
-            let seen = self.services.clone();
+            let (seen, reused) = (self.services.clone(), self.services.clone());
             let aging = aging::run(self.services, self.keep_records);
-            tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check, seen.observe_again());
+            let (observed, reused) = (seen.observe_again(), reused.check_reuse());
+            tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check, observed, reused);
             self.store.close().await;
         }
         .boxed()

@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use agent_cas::gc::{Holder, Pin, Pins, Unknown};
+use agent_model::job::Input;
 use agent_model::{Artifacts, Digest, JobDraft, Outcome};
 
 use crate::queue::Queue;
-use crate::queue::assets::{self, Assets};
+use crate::queue::assets::Assets;
 use crate::store::Naming;
 use crate::store::{Among, JobRecord, Missing, RankEnd, Recovery, Store};
 
@@ -59,11 +60,11 @@ pub(crate) fn of_job(job: &JobRecord) -> Vec<Pin> {
     let resumed = resumed.map(|root| Pin::tree(root, Holder::Jobs));
     let outcomes = job.outcome.iter().chain(told).flat_map(of_outcome);
     let named = job.named.values().filter_map(|naming| match naming {
-        Naming::Found(data) => assets::tree_of(data),
+        Naming::Found(data) => data.snapshot(),
         Naming::Named(_) | Naming::Unnamed(_) => None,
     });
     let made = job.made.iter().chain(job.steps.iter().flat_map(|steps| steps.made.values()));
-    let made = made.flat_map(BTreeMap::values).filter_map(assets::tree_of);
+    let made = made.flat_map(BTreeMap::values).filter_map(Input::snapshot);
     let named = named.chain(made).map(|root| Pin::tree(root, Holder::Outputs));
     reads.into_iter().chain(outcomes).chain(resumed).chain(named).collect()
 }

@@ -25,7 +25,7 @@ use agent_model::lease::Terms;
 use agent_model::machine::EligibilityEvent;
 use agent_model::node::CachedEnvironment;
 use agent_model::sweep::Logged;
-use agent_model::{Artifacts, Clock, Fault, JobId, NodeId, Outcome, ReplicaId, failpoint};
+use agent_model::{Artifacts, Clock, Digest, Fault, JobId, NodeId, Outcome, ReplicaId, failpoint};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
@@ -33,10 +33,10 @@ use tokio::time::{Instant, sleep_until};
 use self::assets::{AssetChange, AssetError, FoundOutputs, Register};
 use crate::lease::Orders;
 use crate::scheduler::{Prospect, UserLimits};
-use crate::store::{Document, JobRecord, Loaded, Store, StoreError};
+use crate::store::{Alike, Among, Document, JobRecord, Loaded, ReuseRecord, Store, StoreError};
 pub(crate) use book::{
     Book, DeclaredLost, Described, Doubt, Held, Judgement, Moment, NodeState, Outlook, RemovedNode, Report,
-    Retirement, Standing, Submission, Unproved, Wish, WishState,
+    Retirement, Similar, Standing, Submission, Unproved, Wish, WishState, judge,
 };
 use picture::Showing;
 pub(crate) use picture::Stall;
@@ -50,6 +50,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 const AWAKE: Duration = Duration::from_secs(5);
 /// Messages that may wait for the task.
 const WAITING: usize = 1024;
+/// The most steps that the store is asked about in a row.
+const ALIKE_AT_ONCE: usize = 50;
 /// The most messages that share one transaction.
 const BATCH: usize = 256;
 
@@ -142,6 +144,7 @@ enum Request {
     WantOutputs { wanted: WantedOutputs, reply: Reply<Option<oneshot::Receiver<Saved>>> },
     TellOutputs { wanted: WantedOutputs, saved: Saved, reply: Reply<()> },
     NoteSoFar { replica: ReplicaId, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
+    ReuseChecked { step: JobId, is_whole: bool, reply: Reply<()> },
     OutputsStored { job: Box<JobRecord>, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
     Remove { job: Box<JobRecord>, reply: Reply<bool> },
     KeptUpBy(Work, Reply<Option<String>>),
@@ -157,6 +160,7 @@ type Wished = (Option<CachedEnvironment>, watch::Receiver<WishState>);
 pub(crate) struct Queue {
     requests: mpsc::Sender<Request>,
     stall: Arc<Mutex<Option<Stall>>>,
+    candidates: watch::Receiver<Vec<ReuseCandidate>>,
 }
 
 /// The task's own side, handed to [`Task::run`].
@@ -169,7 +173,12 @@ pub(crate) struct Task {
     flush: Option<Instant>,
     /// Set while commits fail.
     stall: Arc<Mutex<Option<Stall>>>,
+    /// See [`Queue::reuse_candidates`].
+    candidates: watch::Sender<Vec<ReuseCandidate>>,
 }
+
+/// A step that the same may have done before, and the snapshots that must be there for it.
+pub(crate) type ReuseCandidate = (JobId, Vec<Digest>);
 
 /// Outputs that a node is to store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,8 +225,9 @@ pub(crate) fn queue(
     let book = Book::new(loaded, contact, terms, controller_epoch, clock.boot()).with_limits(limits);
     let publisher = Publisher::new(book);
     let stall = Arc::default();
-    let queue = Queue { requests: sender, stall: Arc::clone(&stall) };
-    (queue, Task { publisher, requests, store, clock, flush: None, stall })
+    let (candidates, found) = watch::channel(Vec::new());
+    let queue = Queue { requests: sender, stall: Arc::clone(&stall), candidates: found };
+    (queue, Task { publisher, requests, store, clock, flush: None, stall, candidates })
 }
 
 impl Queue {
@@ -441,6 +451,17 @@ impl Queue {
         self.ask(|reply| Request::WantsLog(replica.clone(), reply)).await
     }
 
+    /// The steps that the same may have done before, as they change. Of each it is to be looked at whether all that is
+    /// there still, and told by [`Queue::reuse_checked`].
+    pub(crate) fn reuse_candidates(&self) -> watch::Receiver<Vec<ReuseCandidate>> {
+        self.candidates.clone()
+    }
+
+    /// Whether all that a step may take is there.
+    pub(crate) async fn reuse_checked(&self, step: JobId, is_whole: bool) -> Result<(), AskError> {
+        self.ask(|reply| Request::ReuseChecked { step, is_whole, reply }).await
+    }
+
     /// Takes in what a trial of a sweep logged of its metric; false when it does not count any more.
     pub(crate) async fn observe(&self, replica: &ReplicaId, logged: Logged) -> Result<bool, AskError> {
         let (replica, logged) = (replica.clone(), Box::new(logged));
@@ -458,6 +479,16 @@ impl Queue {
         let (replica, node) = (replica.clone(), node.clone());
         self.ask(|reply| Request::Settle { replica, node, outcome, found, reply }).await
     }
+}
+
+/// The newest of each kind that is like a step.
+async fn similar(store: &dyn Store, step: &ReuseRecord) -> Result<Similar, StoreError> {
+    let newest = async |alike| Ok(store.page(Among::Alike(alike), None, 1).await?.pop());
+    Ok(Similar {
+        same: newest(Alike::Key(&step.key)).await?,
+        resolved: newest(Alike::Environment(&step.environment)).await?,
+        last: newest(Alike::Step(&step.step)).await?,
+    })
 }
 
 impl Task {
@@ -510,7 +541,9 @@ impl Task {
         }
         self.look_up_strangers().await;
         self.look_up_kept().await;
+        self.look_up_alike(now).await;
         self.publisher.settle_rules(now);
+        self.tell_candidates();
         let due = self.flush.is_some_and(|at| at <= Instant::now());
         let heard = if self.publisher.book.is_urgent() || due || self.store.is_moved() {
             self.commit().await
@@ -562,6 +595,29 @@ impl Task {
                 }
             }
         }
+    }
+
+    /// Asks the store for steps like those whose turn has come.
+    async fn look_up_alike(&mut self, now: Moment) {
+        for (step, record) in self.publisher.book.reuse_questions().into_iter().take(ALIKE_AT_ONCE) {
+            let found = match similar(&*self.store, &record).await {
+                Ok(similar) => judge(&record, similar),
+                Err(error) => {
+                    tracing::error!(%step, error = &error as &dyn std::error::Error, "cannot read jobs like step: running it");
+                    Err("what ran before cannot be read".to_owned())
+                }
+            };
+            self.publisher.book.resolve_reuse(&step, found, now);
+        }
+    }
+
+    fn tell_candidates(&self) {
+        let now = self.publisher.book.reuse_candidates();
+        self.candidates.send_if_modified(|told| {
+            let changed = *told != now;
+            *told = now;
+            changed
+        });
     }
 
     async fn commit(&mut self) -> Result<(), AskError> {

@@ -48,8 +48,8 @@ use serde::{Deserialize, Serialize};
 use seats::Earlier;
 pub(crate) use seats::RankPlace;
 
-pub(crate) use arrays::{ArrayRecord, StepsRecord};
-pub(crate) use choice::{Among, JobFilter};
+pub(crate) use arrays::{ArrayRecord, ReuseRecord, StepsRecord};
+pub(crate) use choice::{Alike, Among, JobFilter};
 pub use error::StoreError;
 pub(crate) use loaded::{Loaded, Missing, earlier_trials};
 pub(crate) use members::{MemberRecord, RemovedRecord, TokenRecord, UserRecord};
@@ -153,6 +153,9 @@ pub(crate) struct JobRecord {
     /// Of a step of a pipeline: what it left in each of its outputs, once it has completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) made: Option<BTreeMap<String, Input>>,
+    /// Of a step that need not run again where the same ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reuse: Option<Box<ReuseRecord>>,
     /// It is a task of an array, which its name tells, with its index.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_task: bool,
@@ -194,6 +197,7 @@ impl JobRecord {
             best: None,
             steps: None,
             made: None,
+            reuse: None,
             is_task: false,
             named: BTreeMap::new(),
         }
@@ -216,6 +220,7 @@ impl JobRecord {
             best: None,
             steps: None,
             made: None,
+            reuse: None,
             named: BTreeMap::new(),
             removed_at: Some(now),
             ..self

@@ -27,7 +27,7 @@ pub mod yaml;
 pub use command_job::environment::{EnvironmentRef, environment_document};
 pub use command_job::{InputRef, JobFile, command_job, written as written_distribution};
 pub use dialect::Dialect;
-pub use pipeline::{Misread, OpenFile, PipelineFile, StepFile, is_pipeline, pipeline};
+pub use pipeline::{Misread, OpenFile, PipelineFile, PipelineSettings, StepFile, is_pipeline, pipeline};
 pub use runconfig::{Runconfig, runconfig};
 pub use schema::schema;
 pub use section::{Refused, Rejection, Warning, nearest};

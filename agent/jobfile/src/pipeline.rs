@@ -30,10 +30,25 @@ pub struct PipelineFile {
     pub steps: Vec<StepFile>,
     /// Which output of which step an output of the pipeline is.
     pub outputs: BTreeMap<String, StepOutput>,
-    /// After a failure the steps that do not need the failed one go on.
-    pub continue_on_failure: bool,
+    /// How its steps go on.
+    pub settings: PipelineSettings,
     /// Entries that were ignored, each with its file; `None` is the pipeline's.
     pub warnings: Vec<(Option<String>, Warning)>,
+}
+
+/// How the steps of a pipeline go on.
+#[derive(Debug, Clone, Copy)]
+pub struct PipelineSettings {
+    /// After a failure the steps that do not need the failed one go on.
+    pub continue_on_failure: bool,
+    /// Every step is run, also where the same ran before.
+    pub force_rerun: bool,
+}
+
+impl Default for PipelineSettings {
+    fn default() -> PipelineSettings {
+        PipelineSettings { continue_on_failure: true, force_rerun: false }
+    }
 }
 
 /// A step as read.
@@ -47,6 +62,8 @@ pub struct StepFile {
     pub component: Option<String>,
     /// Its environment is the component's, and relative to that.
     pub is_environment_of_component: bool,
+    /// It need not run where the same ran before.
+    pub reuse: bool,
     /// Its inputs that are outputs of other steps.
     pub bound: BTreeMap<String, StepOutput>,
     /// Steps that come before it without giving it anything.
@@ -84,7 +101,7 @@ pub fn pipeline(
     let node = command_job::document(text).map_err(mistaken)?;
     let mut top = Section::open(node, "", &keys::PIPELINE).map_err(mistaken)?;
     let mut reader = PipelineReader::new(given, open);
-    let (draft, continue_on_failure) = reader.head(&mut top).map_err(mistaken)?;
+    let (draft, settings) = reader.head(&mut top).map_err(mistaken)?;
     let steps = reader.steps();
     reader.check_outputs_have_writers();
     reader.check_bound(&steps);
@@ -103,7 +120,7 @@ pub fn pipeline(
     warnings.extend(reader.component_warnings);
     let outputs = writers.into_iter().map(|(output, (from, _))| (output, from)).collect();
     let steps = steps.into_iter().filter_map(|read| read.step).collect();
-    Ok(PipelineFile { draft, steps, outputs, continue_on_failure, warnings })
+    Ok(PipelineFile { draft, steps, outputs, settings, warnings })
 }
 
 /// A step while the pipeline is read; without `step` it is wrong.
@@ -152,7 +169,7 @@ impl<'a, 'b> PipelineReader<'a, 'b> {
     }
 
     /// Reads what is said of the pipeline as a whole, and takes its steps out.
-    fn head(&mut self, top: &mut Section) -> Result<(JobDraft, bool), Rejection> {
+    fn head(&mut self, top: &mut Section) -> Result<(JobDraft, PipelineSettings), Rejection> {
         top.skip(&["type"]);
         if let Some(node) = top.node("component") {
             return Err(Rejection::unsupported(
@@ -171,7 +188,7 @@ impl<'a, 'b> PipelineReader<'a, 'b> {
             return Err(Rejection::invalid(place, format!("the pipeline has {} steps", self.jobs.len()))
                 .fix(format!("write between 1 and {MAX_STEPS} of them")));
         }
-        let continues = self.settings(top);
+        let settings = self.settings(top);
         self.read_inputs(top);
         let outputs = self.wrong.note(top.section("outputs"));
         for (key, node) in outputs.map(Section::into_entries).unwrap_or_default() {
@@ -188,20 +205,27 @@ impl<'a, 'b> PipelineReader<'a, 'b> {
             visible_to_all: wrong.note(top.word("visibility")) == Some("all"),
             ..JobDraft::default()
         };
-        Ok((draft, continues))
+        Ok((draft, settings))
     }
 
-    /// Whether other steps go on after a failure; keeps the default target.
-    fn settings(&mut self, top: &mut Section) -> bool {
+    /// How steps go on; keeps the default target.
+    fn settings(&mut self, top: &mut Section) -> PipelineSettings {
         let key = |place| Key { place, text: "compute".to_owned() };
         self.default_compute = top.node("compute").map(|node| (key(node.place), node));
-        let Some(mut settings) = self.wrong.note(top.section("settings")) else { return true };
+        let Some(mut settings) = self.wrong.note(top.section("settings")) else {
+            return PipelineSettings::default();
+        };
         if let Some(node) = settings.node("default_compute") {
             self.default_compute = Some((key(node.place), node));
         }
-        let continues = self.wrong.note(settings.flag("continue_on_step_failure")).unwrap_or(true);
+        let continues = self.wrong.note(settings.flag("continue_on_step_failure"));
+        let forced = self.wrong.note(settings.flag("force_rerun"));
         settings.finish(&mut self.warnings);
-        continues
+        let usual = PipelineSettings::default();
+        PipelineSettings {
+            continue_on_failure: continues.unwrap_or(usual.continue_on_failure),
+            force_rerun: forced.unwrap_or(usual.force_rerun),
+        }
     }
 
     fn read_inputs(&mut self, top: &mut Section) {

@@ -10,6 +10,7 @@ mod extent;
 mod naming;
 pub mod pipeline;
 mod policy;
+pub mod reuse;
 mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -171,10 +172,7 @@ impl JobDraft {
     /// steps.
     pub fn snapshots(&self) -> Vec<Digest> {
         let of_steps = self.steps().flat_map(|step| step.snapshots());
-        let inputs = self.inputs.values().filter_map(|input| match input {
-            Input::Folder(root) | Input::File { root, .. } => Some(*root),
-            Input::Literal(_) | Input::Data(_) => None,
-        });
+        let inputs = self.inputs.values().filter_map(Input::snapshot);
         let context = match &self.environment {
             EnvSpec::Build { context, .. } => Some(*context),
             _ => None,
@@ -296,6 +294,16 @@ pub enum Input {
     },
     /// Data that is not sent: the node fetches it, or has it.
     Data(DataInput),
+}
+
+impl Input {
+    /// The snapshot that it is, or is in.
+    pub fn snapshot(&self) -> Option<Digest> {
+        match self {
+            Input::Folder(root) | Input::File { root, .. } => Some(*root),
+            Input::Literal(_) | Input::Data(_) => None,
+        }
+    }
 }
 
 /// The label with the kind of a machine, as its provider names it.

@@ -53,6 +53,9 @@ pub(crate) struct SubmitArgs {
     /// Run the job although its file has keys that look like slips, and leave those out.
     #[arg(long)]
     pub(crate) allow_unknown: bool,
+    /// Of a pipeline: run every step, also where the same ran before.
+    #[arg(long)]
+    pub(crate) force_rerun: bool,
     /// With -c, the directory with the script, which is sent in place of the project.
     #[arg(long, value_name = "DIR", requires = "config")]
     pub(crate) source_directory: Option<PathBuf>,

@@ -171,6 +171,7 @@ pub(super) fn again(draft: &mut JobDraft, job: &JobView, args: &RerunArgs) -> Re
         .job
         .parse()
         .map_err(|error| Fault::new(Code::Bug, "the daemon told of a job without a name").because(&error))?;
+    pipeline.force_rerun = true;
     pipeline.again = (!again.is_empty()).then_some(Again { pipeline: name, steps: again });
     *draft = std::mem::take(draft).with_steps(jobs);
     Ok(())

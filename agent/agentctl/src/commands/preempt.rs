@@ -94,11 +94,13 @@ pub(super) async fn end_jobs(client: &Client, name: &str, output: &mut Output) -
         return Ok(());
     }
     if !matches!(node.liveness.as_str(), "ready" | "degraded") {
-        output.warn(&format!("{name} does not answer: it ends {} when it hears of its removal", names(&jobs)));
+        output
+            .warn(&format!("{name} does not answer: it ends {} when it hears of its removal", names(&jobs)));
         return Ok(());
     }
     let seconds = LAST_WORD.as_secs();
-    output.note(&format!("{} on {name} get {seconds} s to end, and start elsewhere if they may", names(&jobs)));
+    output
+        .note(&format!("{} on {name} get {seconds} s to end, and start elsewhere if they may", names(&jobs)));
     let request = v1::PreemptRequest {
         node: name.to_owned(),
         in_ms: seconds * 1000,

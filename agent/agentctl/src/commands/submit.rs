@@ -43,8 +43,9 @@ pub(super) async fn dry_run(
 
 fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
     let SubmitArgs { target, config, source_directory: source, experiment, name, .. } = args.clone();
-    let SubmitArgs { set, env, command, needs, allow_unknown, .. } = args.clone();
-    let changes = Changes { config, source, experiment, name, command, set, env, needs, allow_unknown };
+    let SubmitArgs { set, env, command, needs, force_rerun, allow_unknown, .. } = args.clone();
+    let changes =
+        Changes { config, source, experiment, name, command, set, env, needs, force_rerun, allow_unknown };
     let plan = Plan::read(&target, changes)?;
     match args.of_one_process().first().filter(|_| plan.pipeline.is_some()) {
         None => Ok(plan),

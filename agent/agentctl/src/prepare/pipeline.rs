@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use agent_jobfile::{self as jobfile, Misread, PipelineFile, StepFile};
+use agent_jobfile::{self as jobfile, Misread, PipelineFile, PipelineSettings, StepFile};
 use agent_model::job::{Array, Input, JobDraft};
 use agent_model::pipeline::{Pipeline, PipelineStep, StepOutput};
 use agent_model::{Digest, Fault, JobSpec};
@@ -19,7 +19,7 @@ use super::{Changes, Plan, Remark, in_file, read};
 pub(crate) struct PipelinePlan {
     pub(super) steps: Vec<StepPlan>,
     outputs: BTreeMap<String, StepOutput>,
-    continue_on_failure: bool,
+    settings: PipelineSettings,
 }
 
 /// One step.
@@ -27,6 +27,7 @@ pub(crate) struct PipelinePlan {
 pub(super) struct StepPlan {
     pub(super) name: String,
     pub(super) plan: Plan,
+    reuse: bool,
     bound: BTreeMap<String, StepOutput>,
     after: Vec<u32>,
 }
@@ -55,7 +56,8 @@ impl Plan {
         let mut warnings: Vec<Remark> =
             warnings.map(|(component, warning)| Remark::at(&place(component), warning)).collect();
         let (mut steps, mut faults) = (Vec::new(), Vec::new());
-        for StepFile { name, job, component, is_environment_of_component, bound, after } in read.steps {
+        for StepFile { name, job, component, is_environment_of_component, reuse, bound, after } in read.steps
+        {
             let component = Some(place(component)).filter(|component| component.is_file());
             let component = component.unwrap_or_else(|| file.to_owned());
             let environment = if is_environment_of_component { component.as_path() } else { file };
@@ -64,7 +66,7 @@ impl Plan {
                 Ok(mut plan) => {
                     warnings.append(&mut plan.warnings);
                     plan.draft.environment_variables.extend(changes.env.iter().cloned());
-                    steps.push(StepPlan { name, plan, bound, after });
+                    steps.push(StepPlan { name, plan, reuse, bound, after });
                 }
                 Err(wrong) => {
                     faults.extend(wrong.faults);
@@ -84,8 +86,9 @@ impl Plan {
         if draft.display_name.is_empty() {
             draft.display_name = stem.unwrap_or(name);
         }
-        let (outputs, continue_on_failure) = (read.outputs, read.continue_on_failure);
-        let pipeline = Some(Box::new(PipelinePlan { steps, outputs, continue_on_failure }));
+        let (outputs, mut settings) = (read.outputs, read.settings);
+        settings.force_rerun |= changes.force_rerun;
+        let pipeline = Some(Box::new(PipelinePlan { steps, outputs, settings }));
         let hint = draft.display_name.clone();
         Ok(Plan { draft, code: None, inputs: Vec::new(), context: None, pipeline, hint, warnings })
     }
@@ -118,11 +121,13 @@ impl PipelinePlan {
             job,
             bound: step.bound.clone(),
             after: step.after.clone(),
+            reuse: step.reuse,
         });
         let pipeline = Pipeline {
             steps: steps.collect(),
             outputs: self.outputs.clone(),
-            continue_on_failure: self.continue_on_failure,
+            continue_on_failure: self.settings.continue_on_failure,
+            force_rerun: self.settings.force_rerun,
             again: None,
         };
         let count = u32::try_from(pipeline.steps.len()).unwrap_or(u32::MAX);

@@ -31,6 +31,8 @@ pub(crate) struct Changes {
     pub(crate) env: Vec<(String, String)>,
     /// What else it needs.
     pub(crate) needs: Needs,
+    /// Of a pipeline: every step is run, also where the same ran before.
+    pub(crate) force_rerun: bool,
     /// Keys that look like slips are only told of.
     pub(crate) allow_unknown: bool,
 }

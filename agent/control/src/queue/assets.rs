@@ -17,7 +17,7 @@ use agent_cas::gc::{Holder, Pin};
 use agent_model::asset::{Asset, LATEST};
 use agent_model::data::AssetRef;
 use agent_model::job::Input;
-use agent_model::{DataInput, DataUri, Digest, JobDraft, Principal};
+use agent_model::{DataInput, DataUri, JobDraft, Principal};
 use parking_lot::RwLock;
 
 use crate::queue::{AskError, Queue};
@@ -80,14 +80,6 @@ pub(crate) struct FoundOutputs {
     pub(crate) made: BTreeMap<String, Input>,
 }
 
-/// The snapshot that data are in, if they are in the store.
-pub(crate) fn tree_of(data: &Input) -> Option<Digest> {
-    match data {
-        Input::Folder(root) | Input::File { root, .. } => Some(*root),
-        Input::Literal(_) | Input::Data(_) => None,
-    }
-}
-
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Assets {
@@ -110,7 +102,7 @@ impl Assets {
     pub(crate) fn pins(&self) -> Vec<Pin> {
         let names = self.names.read();
         let all = names.known.values().chain(names.coming.values().flatten());
-        all.filter_map(|asset| tree_of(&asset.data)).map(|root| Pin::tree(root, Holder::Assets)).collect()
+        all.filter_map(|asset| asset.data.snapshot()).map(|root| Pin::tree(root, Holder::Assets)).collect()
     }
 
     /// Adds a version; one without a name for it gets the next number. Its labels leave the other versions.
@@ -219,7 +211,7 @@ fn unknown<'a>(asked: &str, name: &str, all: impl Iterator<Item = &'a Asset>) ->
 
 #[cfg(test)]
 mod tests {
-    use agent_model::Timestamp;
+    use agent_model::{Digest, Timestamp};
 
     use super::*;
 

@@ -31,6 +31,7 @@ mod preemption;
 mod ranks;
 mod replicas;
 mod resume;
+mod reuse;
 mod sweeps;
 mod waiting;
 
@@ -59,6 +60,7 @@ use lives::Lives;
 pub(crate) use nodes::{DeclaredLost, RemovedNode};
 pub(crate) use pools::{Outlook, Retirement};
 use replicas::Replicas;
+pub(crate) use reuse::{Similar, judge};
 use sweeps::Sweeps;
 
 /// The two clocks a rule may need: wall time as a label, this machine's boot time for leases.
@@ -112,6 +114,8 @@ pub(crate) struct Book {
     predecessors: Predecessors,
     /// What is known of the trials of sweeps.
     sweeps: Sweeps,
+    /// Steps of pipelines that may not need to run.
+    reuses: reuse::Reuses,
     /// The names of data.
     names: Register,
     /// Machines that are made or could be.
@@ -156,6 +160,7 @@ impl Book {
             lives,
             predecessors: Predecessors::default(),
             sweeps: Sweeps::load(&loaded.jobs, &loaded.trials),
+            reuses: reuse::Reuses::default(),
             names: Register::new(&loaded),
             prospects: Vec::new(),
             wishes: environments::Wishes::new(),
@@ -172,6 +177,7 @@ impl Book {
             #[cfg(test)]
             let job = if broken!(GoNotRecorded) { JobRecord { go: None, ..job } } else { job };
             book.gangs.load(&job, now);
+            book.reuses.load(&job);
             book.take_place(&job);
             book.jobs.load(job);
         }
@@ -525,6 +531,7 @@ impl Book {
             .chain(self.next_preemption(now))
             .chain(self.next_sweep_end(now))
             .chain(self.next_hold_end(now))
+            .chain(self.reuses.next(now))
             .chain(date)
             .min()
     }

@@ -18,7 +18,7 @@ use super::wish::OUT;
 use super::world::{Event, Message, World};
 use crate::lease::{Desired, Orders};
 use crate::queue::assets::FoundOutputs;
-use crate::queue::{Book, DeclaredLost, Moment, NodeState, Report, Retirement, Standing, Submission};
+use crate::queue::{Book, DeclaredLost, Moment, NodeState, Report, Retirement, Standing, Submission, judge};
 
 /// How long a node counts as connected after a report.
 const CONTACT: Duration = Duration::from_secs(45);
@@ -105,6 +105,14 @@ impl World {
         let now = self.moment();
         for replica in controller.book.unresolved() {
             controller.book.resolve(&replica, self.disk.jobs.get(&replica.job).map(|job| &**job));
+        }
+        for (step, record) in controller.book.reuse_questions() {
+            let similar = self.disk.similar(&record);
+            controller.book.resolve_reuse(&step, judge(&record, similar), now);
+        }
+        for (step, _) in controller.book.reuse_candidates() {
+            let is_whole = self.chance.per_mille(900);
+            controller.book.reuse_checked(&step, is_whole, now);
         }
         controller.book.expire(now);
         let sessions = &controller.sessions;

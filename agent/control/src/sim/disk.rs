@@ -8,7 +8,8 @@ use agent_model::job::Input;
 use agent_model::{JobEvent, JobId, JobState, ReplicaId, Verdict};
 
 use super::mutant::{self, Mutant};
-use crate::store::{Changes, Document, JobRecord, Loaded, SettledRecord};
+use crate::queue::Similar;
+use crate::store::{Changes, Document, JobRecord, Loaded, ReuseRecord, SettledRecord};
 
 /// A promise that was broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +93,40 @@ impl Disk {
             }
             self.jobs.insert(job.id.clone(), job.clone());
         }
+        changes.jobs.iter().try_for_each(|job| self.check_reuse(job))?;
         self.check_cancels()
+    }
+
+    /// The steps that completed and are like this one, the newest of each kind.
+    pub(super) fn similar(&self, step: &ReuseRecord) -> Similar {
+        let newest = |like: &dyn Fn(&ReuseRecord) -> bool| {
+            let completed = self.jobs.values().filter(|job| job.state == JobState::Completed);
+            let alike = completed.filter(|job| job.reuse.as_ref().is_some_and(|known| like(known)));
+            alike.max_by_key(|job| job.seq).map(|job| JobRecord::clone(job))
+        };
+        Similar {
+            same: newest(&|known| known.key == step.key),
+            resolved: newest(&|known| known.environment == step.environment),
+            last: newest(&|known| known.step == step.step),
+        }
+    }
+
+    /// What a step is taken for completed and was the same.
+    fn check_reuse(&self, pipeline: &JobRecord) -> Result<(), Broken> {
+        let (Some(of), Some(steps)) = (&pipeline.spec.pipeline, &pipeline.steps) else { return Ok(()) };
+        for (index, from) in &steps.reused {
+            let spec = pipeline.spec.step(&pipeline.id, *index, |output| steps.made(output).cloned());
+            let own = spec.and_then(|spec| ReuseRecord::of(&of.name(*index), &spec).ok());
+            let same = self.jobs.get(from).filter(|job| job.state == JobState::Completed);
+            let known = same.and_then(|job| job.reuse.as_ref()).map(|known| &known.key);
+            if known.is_none() || known != own.as_ref().map(|own| &own.key) {
+                return broken(
+                    "a step is taken for one that did the same",
+                    format!("{}: {from}", pipeline.id),
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Whoever sees that a pipeline is to end sees that all of its steps are.

@@ -67,6 +67,7 @@ mutants! {
     GoDateIgnored "a rank starts after the date by which it had to";
     BusyRetires "a machine goes although jobs are placed on it";
     StepBeforeInput "a step starts before what it reads is there";
+    ReuseOfAnother "a step takes what a step with another key left";
     StepMadeTwice "a step that has a record is made once more";
     CancelLeavesStep "a cancel of a pipeline does not reach its steps";
     GangRestartedPartly "one lost rank of a gang is started again beside the others";

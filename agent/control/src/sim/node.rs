@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use agent_model::lease::Terms;
+use agent_model::outcome::UsedEnvironment;
 use agent_model::protocol::gang::{RankPlace, Ready};
 use agent_model::protocol::orders::{Desired, OrderFence, Stamps};
 use agent_model::protocol::start::Deadline;
@@ -154,6 +155,8 @@ pub(super) struct Node {
     pub(super) dead: bool,
     /// The controller let it go: it is about to be removed.
     pub(super) cleared: bool,
+    /// It was drained for a while, and is open for good.
+    pub(super) reopened: bool,
     pub(super) directories: BTreeMap<ReplicaId, Directory>,
     pub(super) shims: BTreeMap<ReplicaId, Shim>,
     pub(super) agent: Option<Agent>,
@@ -217,7 +220,7 @@ pub(super) fn outcome(ending: &(Verdict, Option<Fault>)) -> Outcome {
         tracking: None,
         artifacts: None,
         usage: None,
-        environment: None,
+        environment: Some(Box::new(UsedEnvironment { key: "python".to_owned(), lock: None })),
         left_out: Vec::new(),
     }
 }

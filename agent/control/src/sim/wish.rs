@@ -37,7 +37,7 @@ pub(super) fn wish(index: u64, gangs: bool, chance: &mut Chance) -> Wish {
         ..JobDraft::default()
     };
     let spec = match index % 4 {
-        3 => pipeline_of(&draft),
+        3 => pipeline_of(&draft, chance.per_mille(500)),
         _ => draft.validate().unwrap(),
     };
     Wish { id: format!("j{index}").parse().unwrap(), spec, submitted: false, canceled: false }
@@ -46,8 +46,9 @@ pub(super) fn wish(index: u64, gangs: bool, chance: &mut Chance) -> Wish {
 /// The one output of each step.
 pub(super) const OUT: &str = "out";
 
-/// A pipeline of such jobs: the second step reads what the first one left, the third runs for itself.
-fn pipeline_of(draft: &JobDraft) -> JobSpec {
+/// A pipeline of such jobs: the second step reads what the first one left, the third runs for itself. They may be taken
+/// from other pipelines with `reuse`.
+fn pipeline_of(draft: &JobDraft, reuse: bool) -> JobSpec {
     let step = |name: &str, reads: &[u32]| {
         let bound = reads.iter().map(|step| {
             let output = StepOutput { step: *step, output: OUT.to_owned() };
@@ -63,10 +64,16 @@ fn pipeline_of(draft: &JobDraft) -> JobSpec {
             outputs: [(OUT.to_owned(), Output::Folder)].into(),
             ..draft.clone()
         };
-        PipelineStep { name: name.to_owned(), job: job.validate().unwrap(), bound, after: Vec::new() }
+        PipelineStep { name: name.to_owned(), job: job.validate().unwrap(), bound, after: Vec::new(), reuse }
     };
     let steps = vec![step("first", &[]), step("second", &[0]), step("aside", &[])];
-    let pipeline = Pipeline { steps, outputs: Default::default(), continue_on_failure: true, again: None };
+    let pipeline = Pipeline {
+        steps,
+        outputs: Default::default(),
+        continue_on_failure: true,
+        force_rerun: false,
+        again: None,
+    };
     let array = Some(Array::counted(3).unwrap());
     JobDraft { array, pipeline: Some(Box::new(pipeline)), ..JobDraft::default() }.validate().unwrap()
 }

@@ -216,6 +216,7 @@ impl World {
             up: false,
             dead: false,
             cleared: false,
+            reopened: false,
             directories: BTreeMap::new(),
             shims: BTreeMap::new(),
             agent: None,
@@ -466,6 +467,11 @@ impl World {
     }
 
     fn want(&mut self, node: usize, want: EligibilityEvent) {
+        // A drain that got no answer is not said again after somebody has opened the node.
+        self.nodes[node].reopened |= want == EligibilityEvent::Uncordon;
+        if want == EligibilityEvent::Drain && self.nodes[node].reopened {
+            return;
+        }
         if !self.ask_eligibility(node, want) {
             self.after(2000, Event::Want(node, want));
         }

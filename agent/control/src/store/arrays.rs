@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use agent_model::job::{Array, Indices, Input};
+use agent_model::job::reuse::{ENVIRONMENT, NoReuse};
+use agent_model::job::{Array, Indices, Input, JobSpec};
 use agent_model::pipeline::{NotRun, StepOutput, StepState};
 use agent_model::{Blame, Epoch, ExitStatus, JobId, Verdict};
 use serde::{Deserialize, Serialize};
@@ -94,6 +95,40 @@ impl ArrayRecord {
             (true, false) => Verdict::Canceled,
             (true, true) => Verdict::Completed,
         }
+    }
+}
+
+/// Of a step of a pipeline that need not run again where the same ran: in what it may be like another one. All are
+/// digests of texts ([`agent_model::job::reuse`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReuseRecord {
+    /// Of all that decides what it leaves.
+    pub(crate) key: String,
+    /// Of its environment as it is defined.
+    pub(crate) environment: String,
+    /// Of the step that it is: its name, the experiment and the owner.
+    pub(crate) step: String,
+    /// Of each part of the key.
+    pub(crate) parts: BTreeMap<String, String>,
+}
+
+impl ReuseRecord {
+    /// Of the step `name` that this job is.
+    ///
+    /// # Errors
+    ///
+    /// Why it is always run.
+    pub(crate) fn of(name: &str, spec: &JobSpec) -> Result<ReuseRecord, NoReuse> {
+        let short = |text: &str| agent_cas::digest_of(text.as_bytes()).to_string();
+        let parts: BTreeMap<String, String> =
+            spec.reuse_parts()?.into_iter().map(|(part, text)| (part.to_owned(), short(&text))).collect();
+        let all: Vec<&str> = parts.values().map(String::as_str).collect();
+        Ok(ReuseRecord {
+            key: short(&all.join("\n")),
+            environment: parts.get(ENVIRONMENT).cloned().unwrap_or_default(),
+            step: short(&format!("{name}\n{}\n{:?}\n{:?}", spec.experiment, spec.owner, spec.owner_since)),
+            parts,
+        })
     }
 }
 

@@ -19,6 +19,19 @@ pub(crate) enum Among<'a> {
     Named(&'a str, &'a str),
     /// All whose name is that of a task of this array.
     TasksOf(&'a JobId),
+    /// Steps of pipelines that completed and are alike in this.
+    Alike(Alike<'a>),
+}
+
+/// In what steps of pipelines that completed are alike; see [`ReuseRecord`](super::ReuseRecord).
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Alike<'a> {
+    /// In all that decides what they leave.
+    Key(&'a str),
+    /// In the environment as it is defined.
+    Environment(&'a str),
+    /// In the step that they are.
+    Step(&'a str),
 }
 
 /// What jobs must be like. With nothing in it all are meant.
@@ -39,6 +52,14 @@ const OWNER: &str = "CASE WHEN json_valid(document) THEN \
 const STATE: &str = "CASE WHEN json_valid(document) THEN document ->> '$.state' END";
 const EXPERIMENT: &str = "CASE WHEN json_valid(document) THEN document ->> '$.spec.experiment' END";
 
+/// Of steps that completed: what they are alike in.
+const REUSE: [(&str, &str); 3] = [
+    ("jobs_reuse_key", "CASE WHEN json_valid(document) THEN document ->> '$.reuse.key' END"),
+    ("jobs_reuse_environment", "CASE WHEN json_valid(document) THEN document ->> '$.reuse.environment' END"),
+    ("jobs_reuse_step", "CASE WHEN json_valid(document) THEN document ->> '$.reuse.step' END"),
+];
+const COMPLETED_TASK: &str = "active = 3";
+
 /// The states of jobs that have ended, as users and as documents call them.
 const ENDED: [(JobState, &str); 3] =
     [(JobState::Completed, "completed"), (JobState::Failed, "failed"), (JobState::Canceled, "canceled")];
@@ -48,6 +69,9 @@ pub(super) fn indexes() -> String {
     let index = |name: &str, columns: &str, such: &str| {
         format!("CREATE INDEX IF NOT EXISTS {name} ON jobs ({columns}) WHERE {such};\n")
     };
+    let of_steps = REUSE.map(|(name, column)| {
+        index(name, &format!("{column}, seq"), &format!("{COMPLETED_TASK} AND {column} IS NOT NULL"))
+    });
     [
         index("jobs_unended", "seq", "active IN (1, 4)"),
         index("jobs_named", "id", "active < 2"),
@@ -56,6 +80,7 @@ pub(super) fn indexes() -> String {
         index("jobs_ended_experiment", &format!("{EXPERIMENT}, {STATE}, seq"), "active = 0"),
     ]
     .concat()
+        + &of_steps.concat()
 }
 
 impl JobFilter {
@@ -98,6 +123,15 @@ impl Among<'_> {
             Among::TasksOf(array) => {
                 let such = "active <> 2 AND id >= ?3 || '--0' AND id < ?3 || '--:' AND id NOT GLOB ?3 || '--*[^0-9]*'";
                 (newest(such), vec![array.to_string()])
+            }
+            Among::Alike(alike) => {
+                let ((_, column), text) = match alike {
+                    Alike::Key(text) => (REUSE[0], text),
+                    Alike::Environment(text) => (REUSE[1], text),
+                    Alike::Step(text) => (REUSE[2], text),
+                };
+                let such = format!("{COMPLETED_TASK} AND {column} = ?3 AND {STATE} = 'completed'");
+                (newest(&such), vec![text.to_owned()])
             }
         }
     }
@@ -179,6 +213,14 @@ mod tests {
             let plan = plan(Among::Ended(&chosen)).await;
             assert!(plan.contains(index), "{chosen:?}: {plan}");
             assert!(!plan.contains("SCAN jobs") && !plan.contains("TEMP B-TREE"), "{chosen:?}: {plan}");
+        }
+        for (alike, index) in [
+            (Alike::Key("a"), "jobs_reuse_key"),
+            (Alike::Environment("a"), "jobs_reuse_environment"),
+            (Alike::Step("a"), "jobs_reuse_step"),
+        ] {
+            let plan = plan(Among::Alike(alike)).await;
+            assert!(plan.contains(index) && !plan.contains("TEMP B-TREE"), "{alike:?}: {plan}");
         }
         let plan = plan(Among::Named("train", "")).await;
         assert!(plan.contains("jobs_named") && !plan.contains("TEMP B-TREE"), "{plan}");

@@ -18,6 +18,8 @@ pub(super) struct Component {
     pub(super) ports: Vec<(String, Port)>,
     /// What it leaves.
     pub(super) outputs: Vec<(Key, Node)>,
+    /// The same inputs give the same outputs.
+    pub(super) is_deterministic: bool,
 }
 
 /// A parameter, or an input that is data.
@@ -73,10 +75,11 @@ impl Component {
         });
         let ports = ports.collect::<Result<_, Rejection>>()?;
         let outputs = top.section("outputs")?.map(Section::into_entries).unwrap_or_default();
+        let is_deterministic = top.flag("is_deterministic")?.unwrap_or(true);
         let mut wrong = Mistakes::default();
         top.close(warnings, &mut wrong);
         wrong.told(Vec::new()).map_err(first)?;
-        Ok(Component { file: file.to_owned(), entries, ports, outputs })
+        Ok(Component { file: file.to_owned(), entries, ports, outputs, is_deterministic })
     }
 
     /// Reads it as a job that is given something for every input.

@@ -37,7 +37,7 @@ static SETTINGS: Keys = Keys::exact(&[
     read("default_compute", ValueKind::Text),
     read("continue_on_step_failure", ValueKind::Flag),
     unused("default_datastore", &[], "outputs stay with their jobs; an output with a `path` is sent there"),
-    unused("force_rerun", &["false", "true"], "every step is run"),
+    read("force_rerun", ValueKind::Flag).about("run every step, also where the same ran before"),
 ]);
 
 /// Of a component.
@@ -52,13 +52,14 @@ pub(crate) static COMPONENT: Keys = Keys::exact(&[
     read("limits", ValueKind::Free),
     read("inputs", ValueKind::Free),
     read("outputs", ValueKind::Free),
+    read("is_deterministic", ValueKind::Flag)
+        .about("false: run it each time, also where the same ran before"),
     read("display_name", ValueKind::Text),
     read("description", ValueKind::Text),
     ignored("$schema"),
     ignored("name"),
     ignored("version"),
     ignored("tags"),
-    ignored("is_deterministic"),
     unused("properties", &[], "only `tags` are kept of what a job file says about its job"),
     refused("additional_includes", &[], "copy those files into the folder of `code`"),
     refused("task", &[], PARALLEL),

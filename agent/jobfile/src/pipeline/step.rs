@@ -52,6 +52,7 @@ impl PipelineReader<'_, '_> {
         let mut own = node.map().map_err(|at| within(&path, at))?;
         let is_sweep = keys::refuse_other_steps(&path, &own)?;
         let after = self.read_after(&path, &mut own)?;
+        let reuse = read_reuse(&path, &mut own)?;
         let (inputs, outputs) = (take_map(&path, "inputs", &mut own)?, take_map(&path, "outputs", &mut own)?);
         let Some(MadeFrom { component, is_trial }) = self.made(&path, &mut own, is_sweep)? else {
             return Ok(None);
@@ -87,6 +88,8 @@ impl PipelineReader<'_, '_> {
             name: key.text.clone(),
             job: named(job, &key.text),
             is_environment_of_component: component.is_some() && !has_environment,
+            reuse: reuse
+                .unwrap_or_else(|| component.as_ref().is_none_or(|component| component.is_deterministic)),
             component: component.map(|component| component.file),
             bound,
             after,
@@ -358,4 +361,16 @@ fn check_name(key: &Key) -> Result<(), Rejection> {
     }
     Err(Rejection::invalid(key.place, format!("`{text}` cannot be the name of a step"))
         .fix("use lower-case letters, digits and `_`, at most 60, and no digit first"))
+}
+
+/// What a step says of itself: whether it need not run where the same ran before.
+fn read_reuse(path: &str, own: &mut Entries) -> Result<Option<bool>, Rejection> {
+    let Some(node) = own.take("reuse") else { return Ok(None) };
+    let word = node.text().map_err(|at| within(&format!("{path}.reuse"), at))?.trim().to_ascii_lowercase();
+    match word.as_str() {
+        "true" => Ok(Some(true)),
+        "false" => Ok(Some(false)),
+        other => Err(Rejection::invalid(node.place, format!("`{path}.reuse` is `{other}`"))
+            .fix("write `true` or `false`")),
+    }
 }

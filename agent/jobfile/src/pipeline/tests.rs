@@ -124,7 +124,7 @@ fn output(step: u32, name: &str) -> StepOutput {
 fn test_steps_are_jobs_with_what_the_pipeline_the_component_and_other_steps_give_them() {
     let read = read(PIPELINE);
     assert_eq!((read.draft.display_name.as_str(), read.draft.experiment.as_str()), ("nyc taxi", "e"));
-    assert!(!read.continue_on_failure);
+    assert!(!read.settings.continue_on_failure);
     assert_eq!(read.outputs, [("model".to_owned(), output(1, "model"))].into());
     let names: Vec<&str> = read.steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(names, ["prep", "train", "report"]);
@@ -351,7 +351,7 @@ jobs:
       n: ${{parent.jobs.a.inputs.n}}
 ";
     let read = read(text);
-    assert!(read.continue_on_failure, "that is what happens where nothing is said");
+    assert!(read.settings.continue_on_failure, "that is what happens where nothing is said");
     assert_eq!(read.steps[0].job.draft.outputs["o"], Output::File);
     assert_eq!(read.steps[1].job.draft.inputs["n"], literal("2"));
     assert_eq!(read.steps[1].job.draft.command, "cat ${{inputs.x}} --n ${{inputs.n}}");
@@ -458,4 +458,22 @@ proptest::proptest! {
             proptest::prop_assert!(wrong.iter().any(|misread| !misread.refused.mistakes.is_empty()));
         }
     }
+}
+
+#[test]
+fn test_a_file_says_which_steps_are_run_whatever_ran_before() {
+    let text = "\
+settings: {force_rerun: false}
+jobs:
+  usual: {component: {command: echo}}
+  chance: {component: {command: echo, is_deterministic: false}}
+  over: {component: {command: echo, is_deterministic: false}, reuse: true}
+  inline: {command: echo, reuse: 'False'}
+";
+    let pipeline = read(text);
+    let reuse: Vec<bool> = pipeline.steps.iter().map(|step| step.reuse).collect();
+    assert_eq!((reuse, pipeline.settings.force_rerun), (vec![true, false, true, false], false));
+    assert!(read(&text.replace("force_rerun: false", "force_rerun: true")).settings.force_rerun);
+    let told = mistakes(&text.replace("'False'", "sometimes"), &files(), &[]);
+    assert!(told[0].contains("`jobs.inline.reuse` is `sometimes`; write `true` or `false`"), "{told:?}");
 }

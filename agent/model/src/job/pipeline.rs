@@ -32,6 +32,9 @@ pub struct Pipeline {
     pub outputs: BTreeMap<String, StepOutput>,
     /// After a failure the steps that do not need the failed one go on; otherwise all end.
     pub continue_on_failure: bool,
+    /// Every step is run, also where the same ran before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force_rerun: bool,
     /// The pipeline whose steps are not run again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<Again>,
@@ -50,6 +53,9 @@ pub struct PipelineStep {
     /// Steps that must have completed before, although it reads nothing of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<u32>,
+    /// The same gives the same: it need not run where the same has run before ([`super::reuse`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reuse: bool,
 }
 
 /// An output of a step.
@@ -173,7 +179,8 @@ impl Pipeline {
         (0..).zip(&self.steps).find(|(_, step)| step.name == name).map(|(index, _)| index)
     }
 
-    fn step(&self, index: u32) -> Option<&PipelineStep> {
+    /// The step of an index.
+    pub fn step(&self, index: u32) -> Option<&PipelineStep> {
         self.steps.get(usize::try_from(index).ok()?)
     }
 

@@ -103,12 +103,13 @@ impl Book {
         if task.made.is_none() || !broken!(StepMadeTwice) {
             self.claim_index(&array, index);
         }
+        let why = self.begin_reusable(&mut task, &array, index);
         let task = Arc::clone(self.jobs.add(task));
         self.sweeps.begin(id, &task.spec);
         self.line.join(&task);
         match (&task.trial, &task.made) {
             (Some(trial), _) => self.begin_trial(id, &array, index, trial, now),
-            (None, Some(_)) => self.tell_of_step(id, &array, index, now),
+            (None, Some(_)) => self.tell_of_step(id, (&array, index), why, now),
             (None, None) => self.jobs.tell(id, None, now, format!("task {index} of {array}")),
         }
     }
@@ -185,6 +186,7 @@ impl Book {
     /// A job has ended: if it is a task, its array takes note of it.
     pub(super) fn settle_task(&mut self, id: &JobId, now: Moment) {
         self.end_trial(id, now);
+        self.end_reusable(id);
         let Some(job) = self.jobs.get(id) else { return };
         let Some((array, index)) = job.task() else { return };
         let exit = job.outcome.as_ref().and_then(|outcome| outcome.exit);

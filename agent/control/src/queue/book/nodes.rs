@@ -216,6 +216,7 @@ impl Book {
         self.expire_preemptions(now);
         self.expire_gangs(now);
         self.expire_sweeps(now);
+        self.expire_reuse(now);
     }
 
     /// Takes in the statement of an operator that a silent node, and everything that ran on it, is gone for good.

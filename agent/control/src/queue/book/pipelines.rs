@@ -130,6 +130,11 @@ impl Book {
     }
 
     fn follow_step(&mut self, job: &JobRecord, pipeline: &Pipeline, decision: StepDecision, now: Moment) {
+        if let StepDecision::Start(step) = decision
+            && self.is_looked_for(job, step, now)
+        {
+            return;
+        }
         self.urgent = true;
         match decision {
             StepDecision::Start(step) => {
@@ -158,11 +163,18 @@ impl Book {
         }
     }
 
-    /// Tells that a step has a record.
-    pub(super) fn tell_of_step(&mut self, id: &JobId, pipeline: &JobId, index: u32, now: Moment) {
+    /// Tells that a step has a record, and why the same is run that may have run before.
+    pub(super) fn tell_of_step(
+        &mut self,
+        id: &JobId,
+        (pipeline, index): (&JobId, u32),
+        why: Option<String>,
+        now: Moment,
+    ) {
         let Some(of) = self.jobs.get(pipeline).and_then(|job| job.spec.pipeline.as_ref()) else { return };
         let name = of.name(index);
         self.jobs.tell(id, None, now, format!("step {name} of {pipeline}"));
+        why.into_iter().for_each(|why| self.jobs.tell(id, None, now, format!("it is run: {why}")));
         self.jobs.tell(pipeline, None, now, format!("{name} starts: {id}"));
     }
 

@@ -18,7 +18,13 @@ fn step(name: &str, reads: &[u32], after: &[u32]) -> PipelineStep {
         outputs: [("out".to_owned(), Output::Folder)].into(),
         ..JobDraft::default()
     };
-    PipelineStep { name: name.to_owned(), job: job.validate().unwrap(), bound, after: after.to_vec() }
+    PipelineStep {
+        name: name.to_owned(),
+        job: job.validate().unwrap(),
+        bound,
+        after: after.to_vec(),
+        reuse: false,
+    }
 }
 
 /// `prep` → `train`, `eval` → `report`; `side` for itself; `last` after `report`, reading nothing of it.
@@ -31,7 +37,7 @@ fn pipeline() -> Pipeline {
         step("side", &[], &[]),
         step("last", &[], &[3]),
     ];
-    Pipeline { steps, outputs: BTreeMap::new(), continue_on_failure: true, again: None }
+    Pipeline { steps, outputs: BTreeMap::new(), continue_on_failure: true, force_rerun: false, again: None }
 }
 
 use StepDecision::{Skip, Start, StopAll};
@@ -192,7 +198,7 @@ fn any_pipeline() -> impl Strategy<Value = Pipeline> {
             step(&format!("s{index}"), &reads, &last)
         };
         let steps = (0..).zip(needs).map(step).collect();
-        Pipeline { steps, outputs: BTreeMap::new(), continue_on_failure, again: None }
+        Pipeline { steps, outputs: BTreeMap::new(), continue_on_failure, force_rerun: false, again: None }
     })
 }
 

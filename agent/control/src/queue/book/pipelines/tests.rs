@@ -30,7 +30,13 @@ fn step(name: &str, reads: &[u32]) -> PipelineStep {
         outputs: [("out".to_owned(), Output::Folder)].into(),
         ..JobDraft::default()
     };
-    PipelineStep { name: name.to_owned(), job: job.validate().unwrap(), bound, after: Vec::new() }
+    PipelineStep {
+        name: name.to_owned(),
+        job: job.validate().unwrap(),
+        bound,
+        after: Vec::new(),
+        reuse: false,
+    }
 }
 
 /// `prep` → `train`, `eval` → `report`; `side` for itself.
@@ -42,7 +48,7 @@ fn pipeline() -> Pipeline {
         step("report", &[1, 2]),
         step("side", &[]),
     ];
-    Pipeline { steps, outputs: BTreeMap::new(), continue_on_failure: true, again: None }
+    Pipeline { steps, outputs: BTreeMap::new(), continue_on_failure: true, force_rerun: false, again: None }
 }
 
 fn submit(job: &str, pipeline: Pipeline) -> Submission {
