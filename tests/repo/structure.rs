@@ -25,18 +25,18 @@ const LEFT: &[(&str, &[&str])] = &[
 
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
-    ("agent/agentctl", 13_300),
+    ("agent/agentctl", 13_400),
     ("agent/agentd", 17_500),
     ("agent/attach", 2_400),
     ("agent/blocking", 100),
     ("agent/cas", 8_700),
     ("agent/command", 600),
-    ("agent/control", 16_000),
+    ("agent/control", 16_400),
     ("agent/env", 4_300),
     ("agent/fs", 400),
     ("agent/identity", 1_200),
     ("agent/jobfile", 6_200),
-    ("agent/model", 5_800),
+    ("agent/model", 5_900),
     ("agent/node", 1_300),
     ("agent/pools", 600),
     ("agent/runtime", 8_700),

@@ -224,12 +224,10 @@ impl World {
         });
         let nodes: Vec<Node> = nodes.collect();
         let kept = vec![VecDeque::new(); nodes.len()];
-        // In every other history some jobs have two ranks.
-        let gangs = seed.is_multiple_of(2);
+        let gangs = seed.is_multiple_of(2); // some jobs have two ranks
         let wishes = (0..chance.between(5, 11)).map(|i| wish(i, gangs, &mut chance)).collect();
         let controller_clock = Drifting { since: 0, ppm: drift(&mut chance) };
-        // In every third history the jobs wait for each other, not only for room.
-        let jobs = seed.is_multiple_of(3).then_some(2);
+        let jobs = seed.is_multiple_of(3).then_some(2); // they wait for each other, not only for room
         let mut world = World {
             now: 0,
             chance,
@@ -467,12 +465,10 @@ impl World {
     }
 
     fn want(&mut self, node: usize, want: EligibilityEvent) {
-        // A drain that got no answer is not said again after somebody has opened the node.
-        self.nodes[node].reopened |= want == EligibilityEvent::Uncordon;
-        if want == EligibilityEvent::Drain && self.nodes[node].reopened {
-            return;
-        }
-        if !self.ask_eligibility(node, want) {
+        let state = &mut self.nodes[node];
+        state.reopened |= want == EligibilityEvent::Uncordon;
+        let is_late = want == EligibilityEvent::Drain && state.reopened; // it got no answer before
+        if !is_late && !self.ask_eligibility(node, want) {
             self.after(2000, Event::Want(node, want));
         }
     }
