@@ -5,6 +5,7 @@
 //!
 //! Invariant: a secret belongs to one owner for ever, and for everybody else it does not exist.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -16,6 +17,10 @@ use agent_model::{Principal, Timestamp, ids};
 
 /// The largest value, in bytes: it is sent in one line to the supervisor of a job, and is an environment variable.
 pub(crate) const LARGEST: usize = 8 << 10;
+
+/// The most bytes of the secrets of one job, with the names of their variables: they go to its node in one message, and
+/// with its other variables (1 MiB at most) they must fit what Linux gives a program, 2 MiB.
+const LARGEST_TOGETHER: usize = 256 << 10;
 
 /// How many an owner may have.
 const MOST: usize = 200;
@@ -29,6 +34,8 @@ pub(crate) enum SecretError {
     Value,
     #[error("you have {MOST} secrets already")]
     Many,
+    #[error("the job's secrets have {0} bytes together, and at most {LARGEST_TOGETHER} are allowed")]
+    Together(usize),
     #[error("you have no secret `{0}`")]
     Unknown(String),
     #[error("the secrets in {} cannot be used", path.display())]
@@ -130,6 +137,23 @@ impl Secrets {
             read => read.map_err(|source| SecretError::Store { path, source }),
         }
     }
+
+    /// The values of the secrets that a job of this owner names, by variable. Asked when the job is submitted and when it
+    /// starts, because a value may have been replaced by a longer one.
+    pub(crate) fn of_job(
+        &self,
+        owner: &Principal,
+        named: &BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, SecretError> {
+        let mut values = BTreeMap::new();
+        for (variable, name) in named {
+            values.insert(variable.clone(), self.read(owner, name)?);
+        }
+        match values.iter().map(|(variable, value)| variable.len() + value.len()).sum() {
+            bytes if bytes > LARGEST_TOGETHER => Err(SecretError::Together(bytes)),
+            _ => Ok(values),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -174,5 +198,30 @@ mod tests {
         }
         assert!(matches!(secrets.set(&ada, "more", b"x"), Err(SecretError::Many)));
         secrets.set(&ada, "v", b"y").unwrap();
+    }
+
+    #[test]
+    fn test_the_secrets_of_one_job_have_a_limit_together() {
+        let temp = tempfile::tempdir().unwrap();
+        let (secrets, ada) = (Secrets::new(temp.path()), Principal::Local { uid: 1000 });
+        let named = |count: usize| (0..count).map(|n| (format!("V{n:03}"), "large".to_owned())).collect();
+        // One secret may be named many times, and each variable has a copy of it.
+        secrets.set(&ada, "large", &[b'x'; LARGEST - 4]).unwrap();
+        let most = LARGEST_TOGETHER / LARGEST;
+        assert_eq!(secrets.of_job(&ada, &named(most)).unwrap().len(), most);
+        // A longer value, set after the job was submitted, counts as it is.
+        secrets.set(&ada, "large", &[b'x'; LARGEST]).unwrap();
+        for count in [most, most + 1] {
+            let refused = secrets.of_job(&ada, &named(count)).unwrap_err();
+            assert!(
+                matches!(refused, SecretError::Together(bytes) if bytes == count * (LARGEST + 4)),
+                "{refused}"
+            );
+        }
+        assert_eq!(secrets.of_job(&ada, &named(most - 1)).unwrap().len(), most - 1);
+        assert!(matches!(
+            secrets.of_job(&ada, &[("K".to_owned(), "none".to_owned())].into()),
+            Err(SecretError::Unknown(_))
+        ));
     }
 }

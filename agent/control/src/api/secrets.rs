@@ -2,6 +2,8 @@
 //!
 //! A value is returned to nodes only.
 
+use std::collections::BTreeMap;
+
 use agent_model::{Code, Fault, JobSpec, NodeId, Principal, ReplicaId};
 use agent_proto::v1;
 use tonic::{Request, Response, Status};
@@ -20,6 +22,9 @@ impl From<SecretError> for Refusal {
             SecretError::Value => {
                 "put what is larger, or no text, into a file that the job reads as its user"
             }
+            SecretError::Together(_) => {
+                "name fewer, or put what is large into a file that the job reads as its user"
+            }
             SecretError::Many => "remove some with `agentctl secret rm`",
             SecretError::Unknown(_) => {
                 "set it with `agentctl secret set NAME`; `agentctl secret list` shows yours"
@@ -28,6 +33,7 @@ impl From<SecretError> for Refusal {
         };
         let code = match &error {
             SecretError::Store { .. } => Code::ControllerStore,
+            SecretError::Together(_) => Code::JobTooLarge,
             _ => Code::JobInvalid,
         };
         let what = error.to_string();
@@ -45,13 +51,14 @@ impl Services {
         Ok(agent_blocking::blocking(move || work(&secrets)).await?)
     }
 
-    /// Every secret that a job names must exist for its owner before the job counts as submitted.
+    /// Every secret that a job or a step of it names must exist for its owner before the job counts as submitted.
     pub(super) async fn require_secrets(&self, spec: &JobSpec, owner: &Principal) -> Result<(), Refusal> {
-        let of_steps = spec.steps().flat_map(|step| step.secrets.values());
-        let names = spec.secrets.values().chain(of_steps).cloned().collect::<Vec<_>>();
+        let of_steps = spec.steps().map(|step| step.secrets.clone());
+        let named: Vec<_> = std::iter::once(spec.secrets.clone()).chain(of_steps).collect();
         let owner = owner.clone();
-        let look =
-            move |secrets: &Secrets| names.iter().try_for_each(|name| secrets.read(&owner, name).map(drop));
+        let look = move |secrets: &Secrets| {
+            named.iter().try_for_each(|named| secrets.of_job(&owner, named).map(drop))
+        };
         self.with_secrets(look).await
     }
 
@@ -72,10 +79,7 @@ impl Services {
             return Err(Fault::new(Code::Fenced, what).into());
         }
         let read = move |secrets: &Secrets| {
-            let Some(owner) = job.owner() else { return Ok(Vec::new()) };
-            let value =
-                |(variable, name): (&String, &String)| Ok((variable.clone(), secrets.read(owner, name)?));
-            job.spec.secrets.iter().map(value).collect::<Result<Vec<_>, SecretError>>()
+            job.owner().map_or(Ok(BTreeMap::new()), |owner| secrets.of_job(owner, &job.spec.secrets))
         };
         let values = self.with_secrets(read).await?;
         Ok(v1::ReadSecretsResponse { values: values.into_iter().collect() })

@@ -16,6 +16,8 @@ const MAX_SHORT: usize = 1_000;
 const MAX_LONG: usize = 10_000;
 /// The most entries of a list or of a mapping.
 const MAX_ENTRIES: usize = 1_000;
+/// The most secrets: their values go to the node in one message, and each is looked for in all that the job prints.
+const MAX_SECRETS: usize = 100;
 
 impl JobDraft {
     /// Refuses what is larger than a job may be. The fault names the field, its size and the limit.
@@ -36,7 +38,7 @@ impl JobDraft {
             let (key, has) = (within("environment_variables", name), name.len() + 1 + value.len());
             measure(&key, has, "bytes with its name", MAX_COMMAND)?;
         }
-        entries("secrets", self.secrets.len())?;
+        measure("secrets", self.secrets.len(), "entries", MAX_SECRETS)?;
         self.secrets.keys().try_for_each(|variable| short("secrets", variable))?;
         entries("inputs", self.inputs.len())?;
         for (name, input) in &self.inputs {
@@ -164,6 +166,7 @@ mod tests {
     #[test]
     fn test_each_field_has_a_limit_and_the_fault_names_it() {
         let many = |count: usize| (0..count).map(|n| (n.to_string(), String::new()));
+        let secrets = |count: usize| (0..count).map(|n| (format!("S{n}"), "wandb".to_owned())).collect();
         let fields: &[(&str, usize, Fill)] = &[
             ("display_name", 1_000, |job, n| job.display_name = "é".repeat(n)),
             ("description", 10_000, |job, n| job.description = "é".repeat(n)),
@@ -193,6 +196,9 @@ mod tests {
         assert!(JobDraft { tags: many(MAX_ENTRIES).collect(), ..draft() }.validate().is_ok());
         let fault = JobDraft { tags: many(MAX_ENTRIES + 1).collect(), ..draft() }.validate().unwrap_err();
         assert_eq!(fault.what, "`tags` has 1,001 entries, and at most 1,000 are allowed");
+        assert!(JobDraft { secrets: secrets(MAX_SECRETS), ..draft() }.validate().is_ok());
+        let fault = JobDraft { secrets: secrets(MAX_SECRETS + 1), ..draft() }.validate().unwrap_err();
+        assert_eq!(fault.what, "`secrets` has 101 entries, and at most 100 are allowed");
     }
 
     #[test]
