@@ -146,9 +146,9 @@ fn test_idle_connections_cost_no_output_where_the_limit_cannot_be_raised() {
 }
 
 /// This process holds so many silent connections, which it opens anew until `done` says so; returns what that says.
-fn beside_silent_connections<S, T>(
-    connect: impl Fn() -> Option<S> + Sync,
-    done: impl Fn() -> Option<T>,
+pub(crate) fn beside_silent_connections<S, T>(
+    connect: impl Fn() -> Option<S>,
+    mut done: impl FnMut() -> Option<T>,
 ) -> T {
     let usual = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: usual.maximum, ..usual }).unwrap();

@@ -11,7 +11,6 @@ use std::task::{Context, Poll};
 use agent_control::Peer;
 use futures_util::stream::BoxStream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::OwnedSemaphorePermit;
 use tonic::transport::server::{Connected, Router};
 
 use crate::supervisor::{Supervisor, TaskKind};
@@ -47,24 +46,15 @@ pub(crate) struct Connection {
     reads: Box<dyn Reads>,
     peer: Peer,
     is_over: bool,
-    _counted: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
-    /// `counted` is kept as long as the connection is.
     pub(crate) fn new(
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         peer: Peer,
         reads: impl Reads + 'static,
-        counted: Option<OwnedSemaphorePermit>,
     ) -> Connection {
-        Connection {
-            stream: Box::new(stream),
-            reads: Box::new(reads),
-            peer,
-            is_over: false,
-            _counted: counted,
-        }
+        Connection { stream: Box::new(stream), reads: Box::new(reads), peer, is_over: false }
     }
 
     /// Why it is over, if it is.

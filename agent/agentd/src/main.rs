@@ -17,6 +17,7 @@ mod authority;
 mod cli;
 mod config;
 mod disk;
+mod handshakes;
 mod incoming;
 mod journal_log;
 mod limits;

@@ -1,5 +1,5 @@
-//! Who holds the connections of a listener that every program of this machine may open, and which one is closed to
-//! make room for another.
+//! Who holds the connections of a listener, and which one is closed to make room for another. Every listener of the daemon
+//! has it: that of this machine, of a fleet, of other nodes, the tracking endpoint, and the ports of ranks.
 //!
 //! Owns that choice: of those that nobody is known to hold, the one that was silent for longest; else the same of
 //! whoever has most. The last one of a holder stays. So however many connections somebody opens, others always get
@@ -70,8 +70,8 @@ impl OpenConnections {
         let end = CancellationToken::new();
         let over = Box::pin(end.clone().cancelled_owned());
         let holding = Holding { holder: holder.map(Arc::from), heard: Instant::now() };
-        self.0.held.lock().insert(number, Counted { holding, end });
-        Some(OpenConnection { number, places: self.clone(), over, _permit: permit })
+        self.0.held.lock().insert(number, Counted { holding, end: end.clone() });
+        Some(OpenConnection { number, places: self.clone(), end, over, _permit: permit })
     }
 
     /// From now on the connection of this number is known to be the holder's.
@@ -108,6 +108,7 @@ fn first_to_close<'a>(all: impl Iterator<Item = (u64, &'a Holding)> + Clone) -> 
 pub(crate) struct OpenConnection {
     number: u64,
     places: OpenConnections,
+    end: CancellationToken,
     over: Pin<Box<WaitForCancellationFutureOwned>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -123,6 +124,11 @@ impl OpenConnection {
         if let Some(held) = self.places.0.held.lock().get_mut(&self.number) {
             held.holding.heard = Instant::now();
         }
+    }
+
+    /// Until another takes the place: for who waits for something else than bytes.
+    pub(crate) fn until_over(&self) -> WaitForCancellationFutureOwned {
+        self.end.clone().cancelled_owned()
     }
 
     /// Whether it must end because another takes the place; the task is woken when this changes.

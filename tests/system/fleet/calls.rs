@@ -50,10 +50,14 @@ fn made(authority: &Authority, subject: &Subject, now: Timestamp, life: Duration
 
 /// A connection that shows what it holds; the controller is trusted whoever it is.
 pub(super) fn channel(site: &Site, ours: &Authority, held: Option<&Credentials>) -> Channel {
+    channel_to(site.port, Trust::Authority(ours.certificate().to_vec()), held)
+}
+
+/// The same to a port of this machine, where this is trusted.
+pub(super) fn channel_to(port: u16, trust: Trust, held: Option<&Credentials>) -> Channel {
     let held = held.map(|held| ShownIdentity::new(held).unwrap());
-    let trust = Trust::Authority(ours.certificate().to_vec());
-    let to = ("127.0.0.1", site.port);
-    let dialer = Dialer::new(to, trust, held, Proxy::default(), Arc::new(SystemClock)).unwrap();
+    let dialer =
+        Dialer::new(("127.0.0.1", port), trust, held, Proxy::default(), Arc::new(SystemClock)).unwrap();
     let _inside = runtime().enter();
     transport::dial(transport::endpoint(), Way::Tls(dialer))
 }

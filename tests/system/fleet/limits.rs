@@ -1,8 +1,10 @@
-//! What one user may have at a time.
+//! What one user may have at a time, and what strangers take from nobody.
 
 use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
 
-use agent_identity::{Authority, Contexts, Credentials};
+use agent_identity::{Authority, Contexts, Credentials, Trust};
 use agent_model::{Clock, Code, SystemClock};
 use agent_proto::v1;
 use agent_proto::v1::jobs_client::JobsClient;
@@ -13,6 +15,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::{Site, calls};
+use crate::descriptors::beside_silent_connections;
 
 fn authority(site: &Site) -> Authority {
     let state = site.controller.state();
@@ -219,5 +222,83 @@ fn test_a_user_at_a_limit_waits_for_the_own_jobs_and_nobody_else_does() {
     fs::write(&gate, "").unwrap();
     for job in [&second, &others] {
         eventually("it ends", SOON, || (state(job) == "Completed").then_some(()));
+    }
+}
+
+/// How a stranger at a TLS listener begins, before it says nothing more: the second is the head of a handshake.
+const BEGUN: [&[u8]; 2] = [b"", b"\x16\x03\x01\x02\x00\x01\x00"];
+
+/// More clients without a certificate than are ever kept.
+const STRANGERS: usize = 300;
+
+fn begun(port: u16, said: &[u8]) -> Option<TcpStream> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.write_all(said).ok()?;
+    Some(stream)
+}
+
+#[test]
+fn test_silent_strangers_keep_no_user_and_no_node_out() {
+    let mut site = Site::new();
+    site.add_user("ada", "submit");
+    let logs_in = |user: &str| {
+        let code = site.json(&["user", "add", user, "--json"])["token"].as_str().unwrap().to_owned();
+        site.log_in(user, &code).ok();
+    };
+    for (number, said) in BEGUN.iter().enumerate() {
+        beside_silent_connections(
+            || begun(site.port, said),
+            || {
+                site.by("ada", &["jobs"]).ok();
+                logs_in(&format!("early{number}"));
+                Some(())
+            },
+        );
+    }
+    // Each has shaken hands without a certificate, was refused a call, and stays.
+    let strangers: Vec<Channel> = (0..STRANGERS).map(|_| by_nobody(&site)).collect();
+    for stranger in &strangers {
+        let refused = calls::call(stranger, "/agent.v1.Jobs/List", "a").unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+    }
+    site.by("ada", &["jobs"]).ok();
+    logs_in("late");
+    drop(strangers);
+
+    let (mut machine, token) = (site.machine("n0"), site.token(&[]));
+    beside_silent_connections(
+        || begun(site.port, b""),
+        || {
+            site.join(&machine, "127.0.0.1", &token).ok();
+            machine.set("HTTPS_PROXY", "http://127.0.0.1:9");
+            machine.spawn();
+            site.until_ready("n0");
+            Some(())
+        },
+    );
+    site.nodes.push(machine);
+}
+
+#[test]
+fn test_silent_strangers_keep_no_node_from_the_blobs_of_another() {
+    let mut site = Site::new();
+    ["n0", "n1"].iter().for_each(|node| site.add_node(node, "127.0.0.1"));
+    let log = site.nodes[0].log();
+    let line = log.lines().rfind(|line| line.contains("serving blobs to other nodes")).expect("it says so");
+    let port = line.split("port=").nth(1).expect("a port");
+    let port = port.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a port");
+    let held = Credentials::read(&site.nodes[1].state().join("identity.json")).unwrap().unwrap();
+    for said in BEGUN {
+        beside_silent_connections(
+            || begun(port, said),
+            || {
+                let trust = Trust::Node(held.authority().unwrap(), "n0".parse().unwrap());
+                let other = calls::channel_to(port, trust, Some(&held));
+                let blob = format!("blobs/{}/9", "0".repeat(64));
+                let read = calls::call(&other, "/google.bytestream.ByteStream/Read", &blob).unwrap_err();
+                assert_eq!(read.code(), tonic::Code::NotFound, "{read:?}");
+                Some(())
+            },
+        );
     }
 }

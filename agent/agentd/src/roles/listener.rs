@@ -2,7 +2,8 @@
 //!
 //! Owns which connections reach the services: a connection counts from before its handshake, has little time for it
 //! and for its first bytes, and ends when its client certificate expires. A client without a certificate can only
-//! present a token: few of those are connected at a time, and not for long.
+//! present a token: few of those are connected at a time, not for long, and the next one closes the one that was silent
+//! for longest ([`handshakes`]). Of who has a certificate, whoever has most gives one back when all are taken.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,36 +13,32 @@ use std::task::Context;
 use std::time::Duration;
 
 use agent_control::{IdentityConfig, Peer};
-use agent_identity::{Authority, Presented, ServerStream, ServerTls};
+use agent_identity::{Authority, Presented, ServerTls};
 use agent_model::{Address, Clock};
 use futures_util::{FutureExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, info};
 
 use super::StartError;
 use crate::config::Config;
+use crate::handshakes::{self, Shake};
 use crate::incoming::{self, Connection, Reads};
 use crate::limits::Connections;
+use crate::open_connections::{OpenConnection, OpenConnections};
 use crate::supervisor::{Supervisor, TaskKind};
 
 /// How long a handshake may take, and then the first bytes.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Handshakes at a time.
-const HANDSHAKES: usize = 256;
 /// How long a client without a certificate may stay connected: it makes one call.
 const STRANGER: Duration = Duration::from_secs(30);
-/// How many of them may be connected at a time.
-const STRANGERS: usize = 32;
-/// The wait after `accept` failed.
-const AGAIN: Duration = Duration::from_millis(200);
 /// The longest time between two checks whether a renewal is due.
 const LOOK: Duration = Duration::from_secs(60);
+/// The shortest one.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// How long the controller's own certificate is valid.
 const OWN_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
@@ -82,98 +79,56 @@ pub(crate) async fn serve(
     let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(failed)?;
     let (shown, time) = (tls.clone(), clock.clone());
     supervisor.spawn_again(TaskKind::Upkeep, "own certificate", move || renew(shown.clone(), time.clone()));
-    let listener = Listener { listener, tls, connections: Connections::of_a_fleet(), clock: clock.clone() };
+    let (members, clock) = (OpenConnections::new(Connections::of_a_fleet()), clock.clone());
+    let shake: Shake = Box::new(move |stream, from, stranger| {
+        shake(tls.clone(), stream, from, clock.clone(), stranger, members.clone()).boxed()
+    });
     let (admitted, connections) = mpsc::channel(16);
     let stop = supervisor.stopping(TaskKind::Api);
-    supervisor.spawn_infallible(TaskKind::Api, "listener", listener.run(admitted, stop));
+    let admit = handshakes::admit(listener, HANDSHAKE, admitted, stop, shake);
+    supervisor.spawn_infallible(TaskKind::Api, "listener", admit);
     incoming::serve(supervisor, "fleet", server, ReceiverStream::new(connections).boxed());
     info!(at, "serving everybody who has a certificate");
     Ok(())
 }
 
-/// Accepts connections.
-struct Listener {
-    listener: TcpListener,
-    tls: ServerTls,
-    connections: Connections,
-    clock: Arc<dyn Clock>,
-}
-
-impl Listener {
-    /// Accepts connections until `stop`; those with a completed handshake are sent to `admitted`.
-    async fn run(self, admitted: mpsc::Sender<io::Result<Connection>>, stop: CancellationToken) {
-        let mut handshakes = JoinSet::new();
-        let strangers = Arc::new(Semaphore::new(STRANGERS));
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                Some(_) = handshakes.join_next() => {}
-                accepted = self.listener.accept(), if handshakes.len() < HANDSHAKES => match accepted {
-                    Ok((stream, from)) => {
-                        // One too many is closed: descriptors are left for the daemon's own files.
-                        let Some(permit) = self.connections.permit() else { continue };
-                        let (tls, clock) = (self.tls.clone(), Arc::clone(&self.clock));
-                        let (admitted, strangers) = (admitted.clone(), Arc::clone(&strangers));
-                        let shake = async move {
-                            let shaken = timeout(HANDSHAKE, shake(&tls, stream, from, &*clock, &strangers)).await;
-                            match shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-                                Ok((stream, peer, until)) => {
-                                    let connection = Connection::new(stream, peer, until, Some(permit));
-                                    let _ = admitted.send(Ok(connection)).await;
-                                }
-                                Err(error) => debug!(%from, %error, "a connection was not taken"),
-                            }
-                        };
-                        handshakes.spawn(shake.boxed());
-                    }
-                    Err(error) => {
-                        warn!(%error, "the system gives no connection");
-                        sleep(AGAIN).await;
-                    }
-                },
-            }
-        }
-    }
-}
-
 /// Does the handshake, and determines how long the client may stay connected.
 async fn shake(
-    tls: &ServerTls,
+    tls: ServerTls,
     stream: TcpStream,
     from: SocketAddr,
-    clock: &dyn Clock,
-    strangers: &Arc<Semaphore>,
-) -> io::Result<(ServerStream, Peer, Until)> {
+    clock: Arc<dyn Clock>,
+    stranger: OpenConnection,
+    members: OpenConnections,
+) -> io::Result<Connection> {
     stream.set_nodelay(true)?;
     let (stream, presented) = tls.accept(stream).await?;
     let from = from.to_string();
-    let (peer, stays, stranger) = match presented {
+    let (peer, stays, place) = match presented {
         Presented::Certificate(certificate) => {
             let stays = certificate.until.since(clock.now());
-            (Peer::Certified { certificate, from }, stays, None)
+            let place = handshakes::place_of(&members, &certificate.subject.who.to_string()).await?;
+            (Peer::Certified { certificate, from }, stays, place)
         }
-        Presented::Nothing => {
-            let one = Arc::clone(strangers).try_acquire_owned();
-            let one = one.map_err(|_| io::Error::other("there are too many without a certificate"))?;
-            (Peer::Nobody { from }, STRANGER, Some(one))
-        }
+        Presented::Nothing => (Peer::Nobody { from }, STRANGER, stranger),
     };
     let now = Instant::now();
     let speaks = Box::pin(sleep_until(now + HANDSHAKE));
-    Ok((stream, peer, Until { end: speaks, stays: Some(now + stays), _stranger: stranger }))
+    Ok(Connection::new(stream, peer, Until { end: speaks, stays: Some(now + stays), place }))
 }
 
-/// Ends a connection whose time is over.
+/// Ends a connection whose time is over, or whose place another gets.
 struct Until {
     /// Until the first bytes: their deadline. After them: when the connection ends.
     end: Pin<Box<Sleep>>,
     /// When the connection ends; set until the first bytes arrived.
     stays: Option<Instant>,
-    _stranger: Option<OwnedSemaphorePermit>,
+    place: OpenConnection,
 }
 
 impl Reads for Until {
     fn saw(&mut self, bytes: &mut [u8]) {
+        self.place.heard();
         if !bytes.is_empty()
             && let Some(stays) = self.stays.take()
         {
@@ -182,8 +137,10 @@ impl Reads for Until {
     }
 
     fn over(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        // Both are asked, so that either wakes the task.
         let is_over = self.end.as_mut().poll(cx).is_ready();
-        is_over.then(|| io::Error::new(io::ErrorKind::TimedOut, "its time is over"))
+        (self.place.is_over(cx) || is_over)
+            .then(|| io::Error::new(io::ErrorKind::TimedOut, "its time is over"))
     }
 }
 

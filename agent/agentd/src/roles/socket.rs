@@ -83,7 +83,7 @@ pub(super) fn serve(listener: UnixListener, server: Router, config: &Config, sup
             };
             let place = places.take(holder.as_deref()).await;
             let reads = |place| OfThisMachine { place, authority: AnyAuthority::default() };
-            Ok(place.map(|place| Connection::new(stream, peer, reads(place), None)))
+            Ok(place.map(|place| Connection::new(stream, peer, reads(place))))
         }
     };
     let connections = UnixListenerStream::new(listener).try_filter_map(admit);

@@ -23,6 +23,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::GangSettings;
+use crate::limits::Connections;
+use crate::open_connections::OpenConnections;
 
 /// How long another rank is tried before it counts as unreachable.
 const MEET_WITHIN: Duration = Duration::from_secs(20);
@@ -121,11 +123,12 @@ impl Reservation {
     pub(crate) async fn greet(&self, replica: &ReplicaId) -> Infallible {
         let greeting = greeting(replica);
         let mut guests = FuturesUnordered::new();
+        let places = OpenConnections::new(Connections::of_a_rank());
         loop {
             let next = select_all(self.listeners.iter().map(|listener| Box::pin(listener.accept())));
             tokio::select! {
                 (accepted, _, _) = next => match accepted {
-                    Ok((stream, _)) => guests.push(timeout(STAY, answer(stream, &greeting))),
+                    Ok((stream, _)) => guests.push(answer(stream, &greeting, places.clone())),
                     Err(_) => sleep(AGAIN).await, // out of descriptors: try again later
                 },
                 Some(_) = guests.next(), if !guests.is_empty() => {}
@@ -138,11 +141,18 @@ fn greeting(replica: &ReplicaId) -> String {
     format!("agentd {replica}\n")
 }
 
-/// The caller closes first, so that no port of this rank is left in TIME_WAIT, which would block its reuse.
-async fn answer(mut stream: TcpStream, greeting: &str) -> io::Result<()> {
-    stream.write_all(greeting.as_bytes()).await?;
-    let mut nothing = [0; 1];
-    stream.read(&mut nothing).await.map(drop)
+/// The caller closes first, so that no port of this rank is left in TIME_WAIT, which would block its reuse; but one that
+/// stays for long, or for longest while many others come, is closed here.
+async fn answer(mut stream: TcpStream, greeting: &str, places: OpenConnections) {
+    let Some(place) = places.take(None).await else { return };
+    let answered = async {
+        stream.write_all(greeting.as_bytes()).await?;
+        stream.read(&mut [0; 1]).await
+    };
+    tokio::select! {
+        () = place.until_over() => {}
+        _ = timeout(STAY, answered) => {}
+    }
 }
 
 /// The first ports of the blocks of a range, each once. All ranks of an attempt begin with the same one, so that

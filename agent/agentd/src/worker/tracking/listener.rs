@@ -77,7 +77,7 @@ impl Listener for LimitedListener {
             // Who calls is told by the token of each request.
             let peer = Peer::Nobody { from: address.to_string() };
             let number = place.number();
-            return (Connection::new(stream, peer, Silence::new(place), None), (address, number));
+            return (Connection::new(stream, peer, Silence::new(place)), (address, number));
         }
     }
 
