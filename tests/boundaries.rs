@@ -7,6 +7,7 @@
 //! | `containers` | images and jobs in containers against the supervisor, the machine and other containers |
 //! | `users` | whom jobs and builders run as, and what they reach of others; secrets |
 //! | `builds` | what packages, interpreters and builders leave where environments are made |
+//! | `namesakes` | what somebody with the name of a removed user gets of that one |
 //! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
 //! | `helper` | the helper itself: links, odd and silent connections, deep trees, its absence in the middle of work |
 //! | `gpus` | the device nodes of GPUs of others |
@@ -25,6 +26,7 @@ mod containers;
 mod gpus;
 mod helper;
 mod links;
+mod namesakes;
 mod own;
 mod ports;
 mod prey;
@@ -42,6 +44,7 @@ fn rows() -> Vec<&'static Row> {
         quotas::ROWS,
         users::ROWS,
         builds::ROWS,
+        namesakes::ROWS,
         split::ROWS,
         helper::ROWS,
         gpus::ROWS,
@@ -61,8 +64,8 @@ pub(crate) fn suite() -> Suite {
         cases: &[],
         prepare: || _ = agent_tests::binaries(),
         merge: Part::Rows(&[
-            "L1", "L2", "C1", "C2", "U1", "U2", "U10", "U11", "U12", "H1", "H2", "H3", "K1", "K2", "K3",
-            "K4", "G1", "O1", "O3", "O4", "A1",
+            "L1", "L2", "C1", "C2", "U1", "U2", "U10", "U11", "U12", "U13", "H1", "H2", "H3", "K1", "K2",
+            "K3", "K4", "G1", "O1", "O3", "O4", "A1",
         ]),
         after: &[(ENGINE, Part::Rows(&["U10", "H4", "H5"]))],
         long: &[("O3", 105), ("H1", 45)],
