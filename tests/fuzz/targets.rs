@@ -11,13 +11,15 @@ use agent_jobfile::{
 };
 use agent_model::data::AssetRef;
 use agent_model::protocol::gang::Gang;
+use agent_model::protocol::grant::{Given, Grant, PlacedAt};
+use agent_model::protocol::record::{Ending, JobUser, Record};
 use agent_model::tracking::TrackingLine;
-use agent_model::{Address, Code, DataUri, EnvSpec, Fault, JobSpec, Outcome, Timestamp};
+use agent_model::{Address, Code, DataUri, EnvSpec, Fault, JobSpec, Outcome, ReplicaStep, Timestamp};
 use agent_model::{container, expr, node, size};
 use agent_proto::v1;
 use agent_shim::segments::Reader;
 use agent_shim::session::{FromJob, FromUser, SessionTarget, read_frame};
-use agent_shim::{Hello, JobDir};
+use agent_shim::{Hello, JobDir, RecordError};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bazel_remote_apis::build::bazel::remote::execution::v2::{Digest, Directory, FileNode, SymlinkNode};
@@ -54,6 +56,7 @@ pub(crate) const TARGETS: &[Target] = &[
     Target { name: "wire", run: wire, seeds: wire_seeds },
     Target { name: "order", run: order, seeds: || vec![json(&spec())] },
     Target { name: "tracking", run: tracking, seeds: || texts(TRACKING) },
+    Target { name: "journal", run: journal, seeds: journal_seeds },
     Target { name: "records", run: records, seeds: record_seeds },
     Target { name: "segments", run: segments, seeds: || texts(&["one line\nanother\n"]) },
     Target { name: "frames", run: frames, seeds: frame_seeds },
@@ -240,6 +243,46 @@ fn order(bytes: &[u8]) -> bool {
     read.inspect(|spec| assert!(serde_json::to_string(spec).is_ok(), "what was read can be written")).is_ok()
 }
 
+/// The record of a replica, which a node keeps in a row of its journal and, sealed, as `order.json`.
+fn journal(bytes: &[u8]) -> bool {
+    let _ = agent_shim::is_sound(bytes);
+    let Ok(record) = serde_json::from_slice::<Record>(bytes) else { return false };
+    let _ = record.is_for_another_boot();
+    let sealed = agent_shim::seal(&record).expect("what was read can be written");
+    assert!(agent_shim::is_sound(&sealed), "and proves itself");
+    let again: Record = serde_json::from_slice(&sealed).expect("and read");
+    assert_eq!((again.replica, again.step), (record.replica, record.step));
+    true
+}
+
+fn journal_seeds() -> Vec<Vec<u8>> {
+    let accepted = || {
+        let replica = "train-1.2.0".parse().expect("a replica");
+        Record::accepted(replica, spec(), "boot", "token".to_owned())
+    };
+    let fault = Fault::new(Code::Bug, "what").why("why").fix("fix");
+    let ended = Record {
+        given: Some(Given {
+            document: String::from_utf8(json(&spec())).expect("JSON"),
+            grant: Grant {
+                key: "k1".to_owned(),
+                mark: PlacedAt { life: "0".repeat(32), commit: 7 },
+                mac: "0".repeat(64),
+            },
+        }),
+        step: ReplicaStep::Uploading,
+        ending: Some(Ending::failed(fault, Timestamp(1_700_000_000_000))),
+        gpus: vec!["GPU-1".to_owned()],
+        user: Some(JobUser { name: "ada".into(), uid: 7, gid: 8, groups: vec![9], home: "/home/ada".into() }),
+        precious: true,
+        environment: Some("pip-1".to_owned()),
+        ..accepted()
+    };
+    let all = [accepted(), ended];
+    let sealed = all.iter().map(|record| agent_shim::seal(record).expect("plain data"));
+    all.iter().map(json).chain(sealed).collect()
+}
+
 fn tracking(bytes: &[u8]) -> bool {
     let lines: Vec<TrackingLine> =
         bytes.split(|byte| *byte == b'\n').filter_map(TrackingLine::parse).collect();
@@ -253,13 +296,30 @@ fn tracking(bytes: &[u8]) -> bool {
 }
 
 fn records(bytes: &[u8]) -> bool {
+    fn is_one<T>(read: Result<Option<T>, RecordError>) -> bool {
+        read.is_ok_and(|record| record.is_some())
+    }
     ["launch.json", "hello.json", "exit.json"].into_iter().fold(false, |any, name| {
         in_file(&format!("job/{name}"), bytes, |file| {
             let dir = JobDir::new(file.parent().expect("a parent"));
-            any | dir.read_launch().is_ok() | dir.read_hello().is_ok() | dir.read_exit().is_ok()
+            let taken = match name {
+                "launch.json" => is_one(dir.read_launch()),
+                "hello.json" => is_one(dir.read_hello()),
+                _ => is_one(dir.read_exit()),
+            };
+            any | taken
         })
     })
 }
+
+/// A launch and an exit record with the fields that every release has written.
+const RECORDS: &[&str] = &[
+    "{\"version\":2,\"replica\":\"train-1.2.0\",\"argv\":[\"bash\",\"-c\",\"true\"],\"env\":{\"PATH\":\"/bin\"},\"cwd\":\"work\",\
+     \"grace_ms\":1000,\"user\":{\"uid\":7,\"gid\":8,\"groups\":[9]},\"lease_until_ms\":60000,\"hold_port\":8080}",
+    "{\"version\":2,\"instance\":\"77777777777777777777777777777777\",\"replica\":\"train-1.2.0\",\"end\":{\"exited\":{\"code\":1}},\
+     \"started_at\":1700000000000,\"ended_at\":1700000000001,\"stopped\":null,\"timed_out\":false,\"oom\":true,\
+     \"log_bytes\":5,\"log_dropped\":0,\"log_error\":null,\"tracking_bytes\":0,\"max_rss\":1,\"cpu_ms\":1,\"leftovers\":0,\"unkilled\":0}",
+];
 
 fn record_seeds() -> Vec<Vec<u8>> {
     let hello = Hello {
@@ -274,11 +334,8 @@ fn record_seeds() -> Vec<Vec<u8>> {
         container: false,
         kills: None,
     };
-    let dir = tempfile::tempdir().expect("a directory");
-    let dir = JobDir::new(dir.path());
-    dir.create().expect("made");
-    dir.write_hello(&hello).expect("written");
-    vec![fs::read(dir.hello()).expect("read")]
+    let sealed = agent_shim::seal(&hello).expect("plain data");
+    texts(RECORDS).into_iter().chain([json(&hello), sealed]).collect()
 }
 
 /// The first byte says where the log is cut into two segments, and where the second is said to begin.

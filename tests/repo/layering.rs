@@ -177,7 +177,6 @@ const WORKER: &[(&str, &[&str])] = &[
     ("standing", &["runner"]),
     ("telemetry", &["backoff"]),
     ("upkeep", &["gpus"]),
-    ("users", &["journal"]),
 ];
 
 /// What all of them share, as a whole.

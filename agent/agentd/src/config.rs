@@ -43,7 +43,7 @@ pub(crate) use jobs::{JobSettings, RunAs};
 pub(crate) use keeping::KeepSettings;
 use member::Member;
 pub(crate) use member::identity_file;
-pub(crate) use people::{Group, JobUser};
+pub(crate) use people::{Group, is_user, user_of};
 pub(crate) use pools::PoolSettings;
 pub(crate) use preemption::{PreemptionSettings, Provider};
 use read::Layers;
@@ -262,7 +262,7 @@ impl HostVariables {
         let for_builder = |name: &str| for_job(name) || name.starts_with("PIP_");
         let mut job = variables.select(for_job);
         // A service, or a container, may be started without them, and `getpass` and others end without them.
-        let own = people::JobUser::of(rustix::process::geteuid().as_raw());
+        let own = people::user_of(rustix::process::geteuid().as_raw());
         let known = ["USER", "LOGNAME"].iter().find_map(|name| job.get(*name).cloned());
         if let Some(user) = known.or_else(|| own.map(|user| user.name)) {
             for name in ["USER", "LOGNAME"] {

@@ -10,6 +10,7 @@
 //! | [`gang`] | when the ranks of a gang start |
 //! | [`grant`] | what proves to a controller that it gave a replica to a node |
 //! | [`peers`] | what a node tells of another one that should have sent it blobs |
+//! | [`record`] | what of a replica is written down, and what of that must outlive a power cut |
 //! | [`start`] | what a job directory means after a restart, and whether a lease lets a command start |
 //! | [`log`] | what part of an upload is new, and what to send next |
 
@@ -18,4 +19,5 @@ pub mod grant;
 pub mod log;
 pub mod orders;
 pub mod peers;
+pub mod record;
 pub mod start;

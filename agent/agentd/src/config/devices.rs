@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use agent_model::protocol::record::JobUser;
+
 use super::read::Layers;
-use super::{ConfigError, JobUser, Setting, people, values};
+use super::{ConfigError, Setting, people, values};
 
 /// How the container engine and the GPUs are reached.
 #[derive(Debug, Clone, PartialEq, Eq)]

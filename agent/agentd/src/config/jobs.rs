@@ -4,8 +4,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_model::protocol::record::JobUser;
+
 use super::read::Layers;
-use super::{ConfigError, JobUser, Setting, Share, people, values};
+use super::{ConfigError, Setting, Share, people, values};
 
 /// Which user a job runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]

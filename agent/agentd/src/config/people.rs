@@ -3,44 +3,25 @@
 
 use std::ffi::CString;
 
+use agent_model::protocol::record::JobUser;
 use nix::unistd::{self, Gid, Uid};
-use serde::{Deserialize, Serialize};
 
-/// The user that a job runs as.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct JobUser {
-    /// The login name.
-    pub(crate) name: String,
-    /// The user id.
-    pub(crate) uid: u32,
-    /// The group id.
-    pub(crate) gid: u32,
-    /// The other groups it belongs to.
-    #[serde(default)]
-    pub(crate) groups: Vec<u32>,
-    /// The home directory; empty where it is to be in the job's own directory.
-    pub(crate) home: String,
+/// The user of this id, as the system knows it now; may block on the lookup.
+pub(crate) fn user_of(uid: u32) -> Option<JobUser> {
+    known(unistd::User::from_uid(Uid::from_raw(uid)).ok()??)
 }
 
-impl JobUser {
-    /// The user of this id, as the system knows it now; may block on the lookup.
-    pub(crate) fn of(uid: u32) -> Option<JobUser> {
-        JobUser::known(unistd::User::from_uid(Uid::from_raw(uid)).ok()??)
-    }
+/// Whether the system knows a user of this name; may block on the lookup. Taken for one where it cannot tell.
+pub(crate) fn is_user(name: &str) -> bool {
+    !matches!(unistd::User::from_name(name), Ok(None))
+}
 
-    /// Whether the system knows a user of this name; may block on the lookup. Taken for one where it cannot tell.
-    pub(crate) fn is_known(name: &str) -> bool {
-        !matches!(unistd::User::from_name(name), Ok(None))
-    }
-
-    fn known(user: unistd::User) -> Option<JobUser> {
-        let home = user.dir.to_str()?.to_owned();
-        let name = CString::new(user.name.clone()).ok()?;
-        let groups = unistd::getgrouplist(&name, user.gid).unwrap_or_default();
-        let groups =
-            groups.into_iter().map(Gid::as_raw).filter(|group| *group != user.gid.as_raw()).collect();
-        Some(JobUser { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw(), groups, home })
-    }
+fn known(user: unistd::User) -> Option<JobUser> {
+    let home = user.dir.to_str()?.to_owned();
+    let name = CString::new(user.name.clone()).ok()?;
+    let groups = unistd::getgrouplist(&name, user.gid).unwrap_or_default();
+    let groups = groups.into_iter().map(Gid::as_raw).filter(|group| *group != user.gid.as_raw()).collect();
+    Some(JobUser { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw(), groups, home })
 }
 
 /// None for an empty text, otherwise the user of that name.
@@ -48,7 +29,7 @@ pub(super) fn job_user(text: &str) -> Option<Option<JobUser>> {
     if text.is_empty() {
         return Some(None);
     }
-    JobUser::known(unistd::User::from_name(text).ok()??).map(Some)
+    known(unistd::User::from_name(text).ok()??).map(Some)
 }
 
 /// A group of users.
@@ -84,7 +65,7 @@ mod tests {
     fn test_users_and_groups_are_those_of_the_system() {
         let root = job_user("root").unwrap().unwrap();
         assert_eq!((root.uid, root.gid, root.home.as_str()), (0, 0, "/root"));
-        assert_eq!((JobUser::of(0), JobUser::of(4_000_000_000)), (Some(root), None));
+        assert_eq!((user_of(0), user_of(4_000_000_000)), (Some(root), None));
         assert_eq!((job_user(""), job_user("no-such-user")), (Some(None), None));
         let wheel = group("root").unwrap().unwrap();
         assert_eq!((wheel.id(), wheel.has(0), wheel.has(65534)), (0, true, false));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use agent_model::JobSpec;
 use agent_model::container::Options;
 use agent_model::env::EnvSpec;
+use agent_model::protocol::record::JobUser;
 use agent_runtime::env::EnvLease;
 use agent_runtime::exec::{ContainerSpec, Containers, Executor};
 use agent_shim::JobDir;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::journal::Journal;
-use crate::config::{Config, JobUser};
+use crate::config::Config;
 
 /// How often unneeded containers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);

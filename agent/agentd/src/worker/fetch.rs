@@ -13,6 +13,7 @@ use std::sync::Arc;
 use agent_cas::snapshot::{self, Laid, MaterializeError, Owner, PrestagedTree, materialize_counted};
 use agent_cas::{ByteCounter, Store};
 use agent_model::job::{Input, JobDraft};
+use agent_model::protocol::record::JobUser;
 use agent_model::{DataInput, Digest, EnvSpec, size};
 use agent_runtime::data::DataError;
 use agent_shim::JobDir;
@@ -22,7 +23,6 @@ use rustix::io::Errno;
 
 use super::data::Supply;
 use super::stand_in;
-use crate::config::JobUser;
 
 /// Why a job's files could not be laid out.
 #[derive(Debug, thiserror::Error)]

@@ -14,131 +14,15 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use agent_cas::digest_of;
-use agent_model::outcome::Usage;
-use agent_model::protocol::grant::Given;
-use agent_model::{
-    Boot, Digest, ExitStatus, Fault, JobSpec, Outcome, Preemption, ReplicaId, ReplicaStep, Timestamp,
-    Verdict, failpoint,
-};
+pub(crate) use agent_model::protocol::record::{Ending, Record};
+use agent_model::{ReplicaId, failpoint};
 use futures_util::future::BoxFuture;
-use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteLockingMode, SqliteSynchronous,
 };
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
 use tokio::sync::Mutex;
 use tracing::{error, warn};
-
-use crate::config::JobUser;
-
-/// How a command ended; certain, although its logs and outputs are still to be stored.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Ending {
-    pub(crate) verdict: Verdict,
-    pub(crate) exit: Option<ExitStatus>,
-    pub(crate) fault: Option<Fault>,
-    pub(crate) started_at: Option<Timestamp>,
-    pub(crate) ended_at: Timestamp,
-    #[serde(default)]
-    pub(crate) usage: Option<Usage>,
-}
-
-impl Ending {
-    /// Of a command that never ran because something failed.
-    pub(crate) fn failed(fault: Fault, at: Timestamp) -> Ending {
-        Ending { fault: Some(fault), ..Ending::never_ran(Verdict::Failed, at) }
-    }
-
-    /// Of a command that never ran because it was canceled.
-    pub(crate) fn canceled(at: Timestamp) -> Ending {
-        Ending::never_ran(Verdict::Canceled, at)
-    }
-
-    fn never_ran(verdict: Verdict, ended_at: Timestamp) -> Ending {
-        Ending { verdict, exit: None, fault: None, started_at: None, ended_at, usage: None }
-    }
-}
-
-/// Everything needed to go on with a replica.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Record {
-    /// Which replica.
-    pub(crate) replica: ReplicaId,
-    /// What it runs.
-    pub(crate) spec: JobSpec,
-    /// The same as the controller wrote it, with its proof; `None` from a controller of a release before grants.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) given: Option<Given>,
-    /// The boot in which it was accepted; after another boot none of its processes is left.
-    pub(crate) boot_id: String,
-    /// The secret of its tracking endpoint.
-    pub(crate) token: String,
-    /// The step it is in.
-    pub(crate) step: ReplicaStep,
-    /// When the command was started.
-    pub(crate) started_at: Option<Timestamp>,
-    /// How the command ended, from the moment that is certain.
-    pub(crate) ending: Option<Ending>,
-    /// The outcome, from the moment its outputs are stored.
-    pub(crate) outcome: Option<Outcome>,
-    /// Some of its data is nowhere else, so its directory is kept for a while after its end.
-    #[serde(default)]
-    pub(crate) precious: bool,
-    /// The key of the environment it was started in, which is held until it has ended.
-    #[serde(default)]
-    pub(crate) environment: Option<String>,
-    /// The list of packages of that environment, as far as there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) lock: Option<Digest>,
-    /// The GPUs it has, from before its command is started until no process of it can use them any more.
-    #[serde(default)]
-    pub(crate) gpus: Vec<String>,
-    /// For a job that may be replaced: until when its lease is valid at least. A restarted daemon uses it while the
-    /// supervisor does not answer.
-    #[serde(default)]
-    pub(crate) leave: Option<Boot>,
-    /// The user it runs as on the machine itself, from before any file is laid out for that user; the daemon's own
-    /// user when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) user: Option<JobUser>,
-    /// The machine will be taken away: the replica ends because of that, from before anything of it is told to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) preempted: Option<Preemption>,
-}
-
-impl Record {
-    /// Of a replica that was just ordered.
-    pub(crate) fn accepted(replica: ReplicaId, spec: JobSpec, boot_id: &str, token: String) -> Record {
-        Record {
-            replica,
-            spec,
-            given: None,
-            boot_id: boot_id.to_owned(),
-            token,
-            step: ReplicaStep::Accepted,
-            started_at: None,
-            ending: None,
-            outcome: None,
-            precious: false,
-            environment: None,
-            lock: None,
-            gpus: Vec::new(),
-            leave: None,
-            user: None,
-            preempted: None,
-        }
-    }
-}
-
-impl Record {
-    /// Whether it must outlive a power cut, and not only this process. After one, nothing of the replica runs, nothing
-    /// of it is started, and its outputs are stored from its directory: so it matters that there is one, how it ended,
-    /// and that its machine was to be taken away. Between these, a step is for the next process of the same boot.
-    fn is_for_another_boot(&self) -> bool {
-        let ended_just_now = self.ending.is_some() && self.outcome.is_none();
-        self.step == ReplicaStep::Accepted || ended_just_now || self.preempted.is_some()
-    }
-}
 
 /// Why an operation of the journal failed.
 #[derive(Debug, thiserror::Error)]
@@ -437,7 +321,7 @@ async fn set_row_aside(
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use agent_model::JobDraft;
+    use agent_model::{JobDraft, ReplicaStep};
 
     use super::*;
 
@@ -453,24 +337,6 @@ pub(crate) mod tests {
         let draft = JobDraft { command: "python train.py".into(), ..JobDraft::default() };
         let spec = draft.validate().unwrap();
         Record::accepted(replica.parse().unwrap(), spec, "boot", "secret".into())
-    }
-
-    #[test]
-    fn test_record_from_before_there_were_gpus_is_read() {
-        let with = Record { gpus: vec!["GPU-1".into()], ..record("a.1.0") };
-        let mut json = serde_json::to_value(&with).unwrap();
-        assert_eq!(serde_json::from_value::<Record>(json.clone()).unwrap(), with);
-        json.as_object_mut().unwrap().remove("gpus");
-        assert_eq!(serde_json::from_value::<Record>(json).unwrap(), record("a.1.0"));
-    }
-
-    #[test]
-    fn test_what_another_boot_needs_is_forced() {
-        let ending = Some(Ending::canceled(Timestamp(1)));
-        let at = |step| Record { step, ..record("a.1.0") };
-        assert!(at(ReplicaStep::Accepted).is_for_another_boot());
-        assert!(!at(ReplicaStep::Running).is_for_another_boot());
-        assert!(Record { ending, ..at(ReplicaStep::Uploading) }.is_for_another_boot());
     }
 
     #[tokio::test]

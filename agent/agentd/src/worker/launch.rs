@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use agent_model::expr::{self, Reference};
 use agent_model::job::{Input, Output};
+use agent_model::protocol::record::JobUser;
 use agent_model::{Boot, Fault, JobSpec, ReplicaId};
 use agent_runtime::env::Image;
 use agent_shim::DeviceNode;
@@ -18,7 +19,7 @@ use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 use self::gang::Seating;
 use super::fetch::{self, given_path};
 use super::stand_in;
-use crate::config::{HostVariables, JobUser};
+use crate::config::HostVariables;
 
 /// Everything that a launch order is made of.
 pub(crate) struct Facts<'a> {

@@ -13,14 +13,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use agent_model::protocol::record::{JobUser, Record};
 use agent_model::{Code, Fault, Principal, ReplicaId};
 use agent_runtime::env::{Builder, OwnerBuilders};
 use agent_shim::JobDir;
 use parking_lot::Mutex;
 use tracing::warn;
 
-use super::journal::Record;
-use crate::config::{Config, JobUser, RunAs};
+use crate::config::{Config, RunAs, is_user, user_of};
 
 /// Which user a job is to run as.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,7 +154,7 @@ impl Users {
         given.held.insert(replica.clone(), uid);
         // Somebody of the fleet is called in the job as he is there, unless that is somebody of this machine.
         let name = match owner {
-            Some(Principal::User { name }) if !JobUser::is_known(name.as_str()) => name.to_string(),
+            Some(Principal::User { name }) if !is_user(name.as_str()) => name.to_string(),
             _ => format!("job-{uid}"),
         };
         Ok(JobUser { name, uid, gid: uid, groups: Vec::new(), home: String::new() })
@@ -236,7 +236,7 @@ fn of_processes() -> Vec<u32> {
 
 /// An account whose home directory does not exist gets one in the job directory.
 fn account(uid: u32) -> Option<JobUser> {
-    let user = JobUser::of(uid)?;
+    let user = user_of(uid)?;
     let home = if Path::new(&user.home).is_dir() { user.home.clone() } else { String::new() };
     Some(JobUser { home, ..user })
 }

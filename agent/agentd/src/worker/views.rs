@@ -8,12 +8,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use agent_model::protocol::record::JobUser;
 use agent_runtime::env::EnvLease;
 use agent_shim::view::{Cover, View};
 use agent_shim::{JobDir, TRY_VIEW};
 use tracing::warn;
 
-use crate::config::{Config, JobUser};
+use crate::config::Config;
 
 /// Which view jobs have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -12,6 +12,7 @@ use std::time::Duration;
 use agent_cas::digest_of;
 use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::orders::Desired;
+use agent_model::protocol::record::JobUser;
 use agent_model::protocol::start::Deadline;
 use agent_model::words::duration;
 use agent_model::{Boot, Fault};
@@ -22,7 +23,6 @@ use tokio::time::Instant;
 
 use super::wait::{DISK_PATIENCE, LACK_PATIENCE};
 use super::{End, Runner, Step, or_end};
-use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
 use crate::worker::launch::Facts;
 use crate::worker::launch::gang::Seating;

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use agent_cas::snapshot::Laid;
 use agent_model::machine::ReplicaEvent;
+use agent_model::protocol::record::JobUser;
 use agent_model::{Digest, EnvSpec, JobSpec, Principal, ReplicaStep, Stream, causes};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use tokio::sync::watch;
@@ -23,7 +24,6 @@ use tokio::time::Instant;
 
 use super::wait::{DISK_PATIENCE, LACK_PATIENCE, Tries, for_helper};
 use super::{Runner, Step, or_end};
-use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
 use crate::worker::data::Supply;
 use crate::worker::fetch::{self, FetchError, Fetching};
