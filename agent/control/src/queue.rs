@@ -144,7 +144,7 @@ enum Request {
     WantOutputs { wanted: WantedOutputs, reply: Reply<Option<oneshot::Receiver<Saved>>> },
     TellOutputs { wanted: WantedOutputs, saved: Saved, reply: Reply<()> },
     NoteSoFar { replica: ReplicaId, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
-    ReuseChecked { step: JobId, is_whole: bool, reply: Reply<()> },
+    ReuseChecked(JobId, bool, Reply<bool>),
     OutputsStored { job: Box<JobRecord>, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
     Remove { job: Box<JobRecord>, reply: Reply<bool> },
     KeptUpBy(Work, Reply<Option<String>>),
@@ -457,9 +457,9 @@ impl Queue {
         self.candidates.clone()
     }
 
-    /// Whether all that a step may take is there.
-    pub(crate) async fn reuse_checked(&self, step: JobId, is_whole: bool) -> Result<(), AskError> {
-        self.ask(|reply| Request::ReuseChecked { step, is_whole, reply }).await
+    /// Whether all that a step may take is there; returns whether it has completed by that.
+    pub(crate) async fn reuse_checked(&self, step: JobId, is_whole: bool) -> Result<bool, AskError> {
+        self.ask(|reply| Request::ReuseChecked(step, is_whole, reply)).await
     }
 
     /// Takes in what a trial of a sweep logged of its metric; false when it does not count any more.

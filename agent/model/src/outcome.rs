@@ -98,7 +98,7 @@ pub struct Outcome {
     pub tracking_bytes: u64,
     /// What the controller has of them, taken by itself when it had them all; `None` where it took none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tracking: Option<Digest>,
+    pub tracking: Option<Box<Digest>>,
     /// The stored outputs; `None` when there were none.
     pub artifacts: Option<Artifacts>,
     /// What it used, if it ran.

@@ -382,9 +382,10 @@ impl LogReader {
             });
             match (outcome, self.channel) {
                 (None, _) => (0, None),
-                (Some(outcome), Channel::Tracking) => outcome
-                    .tracking
-                    .map_or((outcome.tracking_bytes, None), |digest| (digest.size, Some(digest))),
+                (Some(outcome), Channel::Tracking) => match &outcome.tracking {
+                    Some(digest) => (digest.size, Some(**digest)),
+                    None => (outcome.tracking_bytes, None),
+                },
                 (Some(outcome), Channel::Log(stream)) => {
                     let end = outcome.streams.iter().find(|end| end.stream == stream);
                     end.map_or((0, None), |end| (end.digest.size, Some(end.digest)))

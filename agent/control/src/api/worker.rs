@@ -250,7 +250,7 @@ impl Services {
         &self,
         replica: &ReplicaId,
         outcome: &Outcome,
-    ) -> Result<Option<Digest>, Status> {
+    ) -> Result<Option<Box<Digest>>, Status> {
         for stream in agent_model::Stream::ALL {
             if outcome.streams.iter().all(|end| end.stream != stream) {
                 let settled = match self.archive.log_file(replica, Channel::Log(stream)).await {
@@ -283,7 +283,7 @@ impl Services {
             return Err(incomplete("tracking records", log_file.len(), outcome.tracking_bytes));
         }
         let digest = Archive::blocking(move || log_file.sync().and_then(|_| log_file.digest()));
-        Ok(Some(digest.await.map_err(not_now)?))
+        Ok(Some(Box::new(digest.await.map_err(not_now)?)))
     }
 
     /// Checks that every file of the outputs has arrived. A node that was away for long sends them again.

@@ -119,10 +119,7 @@ impl Publisher {
                 self.tell_outputs(&wanted, &saved);
                 reply.hold(())
             }
-            Request::ReuseChecked { step, is_whole, reply } => {
-                book.reuse_checked(&step, is_whole, now);
-                reply.hold(())
-            }
+            Request::ReuseChecked(step, whole, reply) => reply.hold(book.reuse_checked(&step, whole, now)),
             Request::NoteSoFar { replica, node, artifacts, reply } => {
                 book.note_so_far(&replica, &node, artifacts);
                 reply.hold(())

@@ -215,19 +215,19 @@ impl Book {
         self.reuses.asked.iter().filter_map(found).collect()
     }
 
-    /// Whether all of it is there. If so the step has completed.
-    pub(crate) fn reuse_checked(&mut self, id: &JobId, is_whole: bool, now: Moment) {
-        let Some(Asking::Found { like, made, .. }) = self.reuses.asked.get(id) else { return };
+    /// Whether all of it is there. If so the step has completed; returns whether that is so.
+    pub(crate) fn reuse_checked(&mut self, id: &JobId, is_whole: bool, now: Moment) -> bool {
+        let Some(Asking::Found { like, made, .. }) = self.reuses.asked.get(id) else { return false };
         let (like, made) = (like.clone(), made.clone());
         self.replan = true;
         if !is_whole {
             let why = format!("what {like} left is not all in the store any more");
             self.reuses.asked.insert(id.clone(), Asking::Run(why));
-            return;
+            return false;
         }
         self.reuses.asked.remove(id);
-        let Some((pipeline, index)) = id.as_task() else { return };
-        let Some(job) = self.jobs.get(&pipeline).filter(|job| !job.state.is_terminal()) else { return };
+        let Some((pipeline, index)) = id.as_task() else { return false };
+        let Some(job) = self.jobs.get(&pipeline).filter(|job| !job.state.is_terminal()) else { return false };
         let name = job.spec.pipeline.as_ref().map(|of| of.name(index)).unwrap_or_default();
         let mut taken = false;
         self.jobs.edit(&pipeline, |job| {
@@ -244,6 +244,7 @@ impl Book {
             self.predecessors.has_ended(id, Verdict::Completed);
             self.leave_line_if_begun(&pipeline);
         }
+        taken
     }
 }
 
