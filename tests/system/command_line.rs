@@ -180,9 +180,9 @@ fn test_how_much_is_fetched_is_told_by_nodes_and_by_us() {
     let (dir, to) = (dir.display(), host.home().join("code"));
     let told = |line: &str| finish(&mut in_terminal(&host, line)).ok().stdout;
     let shown = told(&format!("run {dir} --name slow -- true"));
-    assert!(shown.contains("fetching the code: ") && shown.contains(" of 100 kB"), "{shown}");
+    assert!(shown.contains("fetching the code: ") && shown.contains(" of 97.7 KiB"), "{shown}");
     let shown = told(&format!("code slow -o {}", to.display()));
-    assert!(shown.contains("fetching ") && shown.contains(" of 100 kB to "), "{shown}");
+    assert!(shown.contains("fetching ") && shown.contains(" of 97.7 KiB to "), "{shown}");
 }
 
 #[test]

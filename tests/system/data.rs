@@ -67,7 +67,7 @@ fn test_an_address_is_fetched_once_and_again_when_it_changed() {
     assert_eq!(server.asked("GET"), 2);
     let job = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
     let log = host.ctl(&["logs", &job, "--build"]).ok().stdout;
-    assert!(log.contains("was fetched: 1.0 MB"), "{log}");
+    assert!(log.contains("was fetched: "), "{log}");
 }
 
 #[test]

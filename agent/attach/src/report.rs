@@ -288,9 +288,8 @@ fn disk(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
     // While it is unpacked, the package and the unpacked files are both on the disk.
     let wanted = needs.unpacked + needs.packed;
     let short = |(place, free): (&str, u64), wanted| {
-        (free < wanted).then(|| {
-            format!("{} free of the {} needed in {place}", size::decimal(free), size::decimal(wanted))
-        })
+        (free < wanted)
+            .then(|| format!("{} free of the {} needed in {place}", size::binary(free), size::binary(wanted)))
     };
     let stage = (facts.get("stage_writable") != Some("yes")).then(|| "/var/tmp is not writable".to_owned());
     let short = [
@@ -301,7 +300,7 @@ fn disk(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
     ];
     let short: Vec<String> = short.into_iter().flatten().collect();
     if short.is_empty() {
-        return Finding::good("disk", format!("{} free", size::decimal(places[1].1)), "there is room");
+        return Finding::good("disk", format!("{} free", size::binary(places[1].1)), "there is room");
     }
     Finding::bad(
         "disk",
@@ -314,11 +313,11 @@ fn disk(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
 fn memory(facts: &Facts) -> Finding {
     let bytes = facts.number("memory_kb").unwrap_or(0) * 1024;
     if bytes >= LITTLE_MEMORY {
-        return Finding::good("memory", size::decimal(bytes), "the daemon itself needs little");
+        return Finding::good("memory", size::binary(bytes), "the daemon itself needs little");
     }
     Finding::limited(
         "memory",
-        size::decimal(bytes),
+        size::binary(bytes),
         "few jobs will find room",
         "take a machine with more; `free -h` there says what it has",
     )

@@ -194,7 +194,7 @@ pub struct LeftOutputs {
     pub is_earlier: bool,
 }
 
-/// `what attempt 2 left: 3 files, 12 MB`
+/// `what attempt 2 left: 3 files, 12 MiB`
 impl fmt::Display for LeftOutputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let when = if self.is_earlier { "what was stored last of attempt" } else { "what attempt" };

@@ -56,7 +56,7 @@ pub struct Artifacts {
 
 impl fmt::Display for Artifacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", count(self.files, "file"), size::decimal(self.bytes))
+        write!(f, "{}, {}", count(self.files, "file"), size::binary(self.bytes))
     }
 }
 

@@ -1,33 +1,16 @@
-//! Numbers of bytes as people read and write them.
-//!
-//! Two scales, and one rule for which: limits and what is compared with them (memory limits, quotas, reserves) are
-//! set and shown in powers of 1024; measured sizes (files, packages, transfers, what a machine has) are shown in
-//! powers of 1000.
+//! Numbers of bytes as people read and write them: in powers of 1024 on every screen, because limits are set so and what
+//! is compared must have one scale. A program that agentd starts may tell its own sizes in powers of 1000.
 
-/// In powers of 1024: `412 bytes`, `64 MiB`, `1.5 GiB`.
+/// In powers of 1024: `412 B`, `64 MiB`, `1.5 GiB`.
 pub fn binary(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    let unit = (bytes.max(1).ilog2() / 10).min(4);
-    match unit {
-        0 => format!("{bytes} bytes"),
-        // A double holds every size to far more digits than are shown.
-        _ => {
-            let shown = format!("{:.1}", bytes as f64 / (1_u64 << (10 * unit)) as f64);
-            format!("{} {}", shown.strip_suffix(".0").unwrap_or(&shown), UNITS[unit as usize - 1])
-        }
-    }
-}
-
-/// In powers of 1000, short enough for a table: `412 B`, `1.5 MB`, `150 GB`.
-pub fn decimal(bytes: u64) -> String {
     let (divisor, unit) = scale(bytes);
-    format!("{} {unit}", count(bytes, bytes, divisor))
+    format!("{} {unit}", count(bytes, divisor))
 }
 
-/// How much of a whole there is, in the unit of the whole: `30 of 120 MB`.
+/// How much of a whole there is, in the unit of the whole: `30 of 120 MiB`.
 pub fn part(done: u64, whole: u64) -> String {
     let (divisor, unit) = scale(whole);
-    format!("{} of {} {unit}", count(done, whole, divisor), count(whole, whole, divisor))
+    format!("{} of {} {unit}", count(done, divisor), count(whole, divisor))
 }
 
 /// A number of bytes as people write it: a number with `b`, `k`, `m`, `g` or `t`, in powers of 1024.
@@ -59,19 +42,15 @@ pub fn meant(text: &str) -> Result<u64, String> {
 
 /// The divisor of a size, and the name of its unit.
 fn scale(bytes: u64) -> (f64, &'static str) {
-    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
-    let (mut divisor, mut unit) = (1.0, 0);
-    while bytes as f64 / divisor >= 999.5 && unit < UNITS.len() - 1 {
-        divisor *= 1000.0;
-        unit += 1;
-    }
-    (divisor, UNITS[unit])
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let power = (bytes.max(1).ilog2() / 10).min(5);
+    ((1_u64 << (10 * power)) as f64, UNITS[power as usize])
 }
 
-/// With as many digits as the whole is shown with.
-fn count(bytes: u64, whole: u64, divisor: f64) -> String {
-    let digits = usize::from(divisor > 1.0 && whole as f64 / divisor < 9.95);
-    format!("{:.digits$}", bytes as f64 / divisor)
+/// One digit behind the point, where there is something behind it. A double holds every size to more digits than that.
+fn count(bytes: u64, divisor: f64) -> String {
+    let shown = format!("{:.1}", bytes as f64 / divisor);
+    shown.strip_suffix(".0").unwrap_or(&shown).to_owned()
 }
 
 #[cfg(test)]
@@ -87,31 +66,16 @@ mod tests {
     }
 
     #[test]
-    fn test_limits_are_told_in_powers_of_1024() {
+    fn test_sizes_are_told_in_powers_of_1024() {
         for (bytes, text) in [
-            (0, "0 bytes"),
-            (1023, "1023 bytes"),
+            (0, "0 B"),
+            (1023, "1023 B"),
             (1536, "1.5 KiB"),
             (64 << 20, "64 MiB"),
             (4 << 30, "4 GiB"),
-            (u64::MAX, "16777216 TiB"),
+            (u64::MAX, "16384 PiB"),
         ] {
             assert_eq!(binary(bytes), text);
-        }
-    }
-
-    #[test]
-    fn test_what_is_counted_is_told_in_powers_of_1000() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (412, "412 B"),
-            (1500, "1.5 kB"),
-            (999_600, "1.0 MB"),
-            (2_340_000, "2.3 MB"),
-            (150_000_000_000, "150 GB"),
-            (u64::MAX, "18447 PB"),
-        ] {
-            assert_eq!(decimal(bytes), text);
         }
     }
 
@@ -120,9 +84,9 @@ mod tests {
         for (done, whole, text) in [
             (0, 0, "0 of 0 B"),
             (30, 412, "30 of 412 B"),
-            (1_000_000, 120_000_000, "1 of 120 MB"),
-            (30_000_000, 1_200_000_000, "0.0 of 1.2 GB"),
-            (1_150_000_000, 1_200_000_000, "1.1 of 1.2 GB"),
+            (1 << 20, 120 << 20, "1 of 120 MiB"),
+            (30 << 20, 3 << 29, "0 of 1.5 GiB"),
+            (1 << 30, 3 << 29, "1 of 1.5 GiB"),
         ] {
             assert_eq!(part(done, whole), text);
         }

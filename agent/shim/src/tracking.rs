@@ -58,7 +58,7 @@ impl Intake {
     /// What is not in it, or `None` if everything is.
     pub fn error(&self) -> Option<String> {
         let gaps = self.stream.gaps();
-        let dropped = (gaps.bytes > 0).then(|| format!("{} are missing", size::decimal(gaps.bytes)));
+        let dropped = (gaps.bytes > 0).then(|| format!("{} are missing", size::binary(gaps.bytes)));
         let why = self.stream.error().or(self.error.as_deref()).map(str::to_owned);
         match (dropped, why) {
             (Some(dropped), Some(why)) => Some(format!("{dropped}: {why}")),
@@ -105,8 +105,7 @@ impl Intake {
             }
             Piece::Hole(bytes) if bytes < LARGE_HOLE => {}
             Piece::Hole(bytes) => {
-                stream
-                    .note(&format!("a hole of {} was left out of the file here", size::decimal(bytes)), now);
+                stream.note(&format!("a hole of {} was left out of the file here", size::binary(bytes)), now);
             }
             Piece::Restart => {
                 stream.note("the file was replaced or cut here; what follows was written after", now)

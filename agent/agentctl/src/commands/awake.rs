@@ -10,7 +10,7 @@ use crate::cli::KeepAwakeArgs;
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::output::text::{age, clean};
+use crate::output::text::{age, clean, moment};
 
 /// How a machine is shut down.
 #[derive(Debug, Clone, Serialize)]
@@ -46,7 +46,7 @@ impl ShutdownView {
         if self.running {
             return format!("shuts down now ({})", self.rule);
         }
-        let awake = self.awake_until_ms.map(|until| format!("kept awake until {}", Timestamp(until).utc()));
+        let awake = self.awake_until_ms.map(|until| format!("kept awake until {}", moment(Timestamp(until))));
         let kept = awake.or_else(|| self.kept_up_by.clone());
         let idle = || Some(format!("idle for {}", age(Timestamp(self.idle_since_ms?), now)));
         let when = self.due_ms.map(|due| format!("shuts down in {}", age(now, Timestamp(due))));
@@ -74,7 +74,7 @@ pub(super) async fn keep_awake(
     }
     output.note(&match view.as_ref().map(|view| (view.awake_until_ms, &view.rule)) {
         None => "it stays up: nothing shuts it down by itself".to_owned(),
-        Some((Some(until), _)) => format!("it stays up until {}", Timestamp(until).utc()),
+        Some((Some(until), _)) => format!("it stays up until {}", moment(Timestamp(until))),
         Some((None, rule)) => format!("it shuts down as configured: {rule}"),
     });
     Ok(())

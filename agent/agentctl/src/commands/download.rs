@@ -107,7 +107,7 @@ pub(super) async fn download(
     put_in_place(&tree, &dest, &room.path().join("replaced"), !args.parts.is_empty()).map_err(unwritable)?;
     let Laid { files, bytes } = laid;
     let logs = if args.logs { format!(", logs in {LOGS}") } else { String::new() };
-    output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::decimal(bytes)));
+    output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::binary(bytes)));
     tell_left_out(&stored.left_out, output);
     if !has_ended {
         output.note(&format!("{name} is {state}: these are its outputs so far"));
@@ -247,7 +247,7 @@ pub(super) async fn fetch_tree(
     }
 }
 
-/// Shows how much has arrived: `fetching 120 of 480 MB to results`.
+/// Shows how much has arrived: `fetching 120 of 480 MiB to results`.
 async fn show(dest: &Path, counter: &ByteCounter, output: &Output) -> Infallible {
     let (tick, mut next) = (output.ticker(), interval(SHOWN_EVERY));
     loop {

@@ -131,7 +131,7 @@ fn table(all: &[KeptEnvironment], now: Timestamp, paper: Paper) -> String {
             Cell::from(&view.key),
             Cell::from(view.python.as_deref().unwrap_or_default()),
             Cell::from(view.packages.to_string()),
-            Cell::from(size::decimal(view.bytes)),
+            Cell::from(size::binary(view.bytes)),
             Cell::from(age(Timestamp(view.used_ms), now)),
             Cell::new(tone, one.held()),
             Cell::from(&view.summary),
@@ -235,7 +235,7 @@ async fn manage(args: &EnvArgs, want: &str, to: Option<&Target>, output: &mut Ou
     }
     let (node, EnvironmentView { key, bytes, .. }) = (&one.node, &one.view);
     output.note(&match want {
-        "remove" => format!("removed {key} from {node}; {} are free again", size::decimal(*bytes)),
+        "remove" => format!("removed {key} from {node}; {} are free again", size::binary(*bytes)),
         "pin" => format!(
             "{key} stays on {node}, however little room there is; let it go: agentctl envs unpin {key}"
         ),
@@ -259,7 +259,7 @@ mod tests {
                 summary: "conda.yml: python=3.11, scikit-learn, 2 pip packages".into(),
                 python: "3.11.7".into(),
                 packages: 41,
-                bytes: 412_000_000,
+                bytes: 412 << 20,
                 built: Timestamp(1_000_000),
                 used: Timestamp(1_060_000),
                 ..CachedEnvironment::default()
@@ -277,15 +277,15 @@ mod tests {
         let mut pinned = one("box", "pip-0011");
         (pinned.view.pinned, pinned.view.uses, pinned.view.packages) = (true, 1, 3);
         insta::assert_snapshot!(table(&[one("box", "conda-3f0a9c1b2d4e"), pinned], Timestamp(1_180_000), paper), @r"
-            KEY                 PYTHON  PACKAGES    SIZE   USED  HELD            MADE OF
-            conda-3f0a9c1b2d4e  3.11.7        41  412 MB  2 min                  conda.yml:…
-            pip-0011            3.11.7         3  412 MB  2 min  in use, pinned  conda.yml:…
+            KEY                 PYTHON  PACKAGES     SIZE   USED  HELD            MADE OF
+            conda-3f0a9c1b2d4e  3.11.7        41  412 MiB  2 min                  conda.yml…
+            pip-0011            3.11.7         3  412 MiB  2 min  in use, pinned  conda.yml…
         ");
         let far = one("gpu-worker-eu-central-1a-0123456789abcdef.internal", "conda-3f0a9c1b2d4e");
         insta::assert_snapshot!(table(&[one("box", "pip-0011"), far], Timestamp(1_180_000), paper), @r"
-            KEY                 NODE                PYTHON  PACKAGES    SIZE   USED  HELD
-            pip-0011            box                 3.11.7        41  412 MB  2 min
-            conda-3f0a9c1b2d4e  gpu-worke…internal  3.11.7        41  412 MB  2 min
+            KEY                 NODE                PYTHON  PACKAGES     SIZE   USED  HELD
+            pip-0011            box                 3.11.7        41  412 MiB  2 min
+            conda-3f0a9c1b2d4e  gpu-worke…internal  3.11.7        41  412 MiB  2 min
         ");
         let several = table(&[one("a", "pip-1"), one("b", "pip-1")], Timestamp(1_180_000), paper);
         assert!(several.contains("KEY    NODE") && several.contains("pip-1  b"), "{several}");
@@ -320,7 +320,7 @@ mod tests {
               "summary": "conda.yml: python=3.11, scikit-learn, 2 pip packages",
               "python": "3.11.7",
               "packages": 41,
-              "bytes": 412000000,
+              "bytes": 432013312,
               "built_ms": 1000000,
               "used_ms": 1060000,
               "uses": 0,

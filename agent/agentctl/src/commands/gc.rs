@@ -73,10 +73,10 @@ fn sum(collected: &v1::CollectBlobsResponse, dry_run: bool) -> String {
         (0, _) => "nothing is to go".to_owned(),
         (blobs, dry_run) => {
             let word = if dry_run { "would free" } else { "freed" };
-            format!("{word} {} in {}", size::decimal(collected.freed_bytes), count(blobs, "blob"))
+            format!("{word} {} in {}", size::binary(collected.freed_bytes), count(blobs, "blob"))
         }
     };
-    let (taken, limit) = (size::decimal(collected.store_bytes), size::decimal(collected.store_limit_bytes));
+    let (taken, limit) = (size::binary(collected.store_bytes), size::binary(collected.store_limit_bytes));
     format!("{freed}; the store takes {taken} of at most {limit}")
 }
 
@@ -96,7 +96,7 @@ fn table(collected: &v1::CollectBlobsResponse, paper: Paper) -> String {
         table.row([
             Cell::from(what),
             Cell::from(stay.blobs.to_string()),
-            Cell::from(size::decimal(stay.bytes)),
+            Cell::from(size::binary(stay.bytes)),
         ]);
     }
     table.render(paper)
@@ -108,7 +108,7 @@ fn environments(nodes: &[NodeView]) -> Option<String> {
         nodes.iter().flat_map(|node| &node.inventory.environments).map(|kept| kept.bytes).collect();
     let (number, bytes): (u64, u64) = (kept.len() as u64, kept.iter().sum());
     (bytes > 0).then(|| {
-        let (number, bytes) = (count(number, "environment"), size::decimal(bytes));
+        let (number, bytes) = (count(number, "environment"), size::binary(bytes));
         format!("{number} of {bytes} go by their own rule; remove one with: agentctl envs rm KEY")
     })
 }
@@ -133,7 +133,7 @@ async fn check(as_json: bool, client: &Client, output: &mut Output) -> Result<Ex
     // No deadline, because a large file brings no message for a long time; the connection notices a daemon that is
     // gone.
     while let Some(checked) = told.message().await.map_err(|status| client::fault(&status))? {
-        let (read, whole) = (size::decimal(checked.bytes), size::decimal(whole.max(checked.bytes)));
+        let (read, whole) = (size::binary(checked.bytes), size::binary(whole.max(checked.bytes)));
         output.busy(&format!("read {read} of {whole}, {} damaged", checked.damaged));
         last = checked;
     }
@@ -170,7 +170,7 @@ fn verdict(checked: &v1::CheckBlobsResponse) -> String {
     if parts.is_empty() {
         parts.push("all are as they were written".to_owned());
     }
-    let read = format!("read {} in {}", size::decimal(checked.bytes), count(checked.blobs, "blob"));
+    let read = format!("read {} in {}", size::binary(checked.bytes), count(checked.blobs, "blob"));
     format!("{read}: {}", parts.join("; "))
 }
 
@@ -188,9 +188,9 @@ mod tests {
         };
         v1::CollectBlobsResponse {
             freed_blobs: 1204,
-            freed_bytes: 812_000_000,
-            store_bytes: 1_200_000_000,
-            store_limit_bytes: 25_000_000_000,
+            freed_bytes: 812 << 20,
+            store_bytes: 3 << 29,
+            store_limit_bytes: 25 << 30,
             enough: true,
             stays: stays.iter().map(stay).collect(),
         }
@@ -199,13 +199,16 @@ mod tests {
     #[test]
     fn test_what_went_and_what_stays_is_said() {
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
-        let done = collected(&[("outputs", 12, 900_000_000), ("recent", 3, 5_000_000)]);
-        assert_eq!(sum(&done, false), "freed 812 MB in 1204 blobs; the store takes 1.2 GB of at most 25 GB");
-        assert!(sum(&done, true).starts_with("would free 812 MB"));
+        let done = collected(&[("outputs", 12, 900 << 20), ("recent", 3, 5 << 20)]);
+        assert_eq!(
+            sum(&done, false),
+            "freed 812 MiB in 1204 blobs; the store takes 1.5 GiB of at most 25 GiB"
+        );
+        assert!(sum(&done, true).starts_with("would free 812 MiB"));
         insta::assert_snapshot!(table(&done, paper), @r"
-            WHAT STAYS                       BLOBS    SIZE
-            outputs of jobs that have ended     12  900 MB
-            just used                            3  5.0 MB
+            WHAT STAYS                       BLOBS     SIZE
+            outputs of jobs that have ended     12  900 MiB
+            just used                            3    5 MiB
         ");
         let nothing = v1::CollectBlobsResponse { freed_blobs: 0, freed_bytes: 0, ..done };
         assert!(sum(&nothing, true).starts_with("nothing is to go;"));

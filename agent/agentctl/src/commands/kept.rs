@@ -23,7 +23,7 @@ pub(super) fn line(node: &NodeView) -> Option<String> {
         } else {
             format!(" of {}", clean(&person(&kept.owner)))
         };
-        format!("{}{owner} {}", kept.replica.job, size::decimal(kept.bytes))
+        format!("{}{owner} {}", kept.replica.job, size::binary(kept.bytes))
     });
     let mut named: Vec<String> = named.collect();
     let more = largest.len().saturating_sub(SHOWN);
@@ -31,7 +31,7 @@ pub(super) fn line(node: &NodeView) -> Option<String> {
     Some(format!(
         "{} of jobs that ended, stored nowhere else: {}; store it: agentctl node outputs {first}; or let it go: agentctl \
          rm {first}",
-        size::decimal(all),
+        size::binary(all),
         named.join(", ")
     ))
 }
@@ -42,7 +42,7 @@ pub(super) fn finding(node: &NodeView) -> Option<Finding> {
     let first = &node.inventory.kept.first()?.replica.job;
     Some(Finding::limited(
         "results",
-        format!("{} of jobs that ended are kept, because they are stored nowhere else", size::decimal(bytes)),
+        format!("{} of jobs that ended are kept, because they are stored nowhere else", size::binary(bytes)),
         "they take room until they are stored, or seven days are over; `agentctl gc` lists them",
         format!("`agentctl node outputs {first}` stores them; or `agentctl rm {first}` lets them go"),
     ))
@@ -64,10 +64,10 @@ mod tests {
             owner: owner.into(),
             bytes,
         };
-        node.inventory.kept = vec![kept("small", "", 1_000), kept("large", "ada", 1_200_000_000)];
+        node.inventory.kept = vec![kept("small", "", 1 << 10), kept("large", "ada", 3 << 29)];
         assert_eq!(
             line(&node).unwrap(),
-            "1.2 GB of jobs that ended, stored nowhere else: large of ada 1.2 GB, small 1.0 kB; store it: agentctl node \
+            "1.5 GiB of jobs that ended, stored nowhere else: large of ada 1.5 GiB, small 1 KiB; store it: agentctl node \
              outputs large; or let it go: agentctl rm large"
         );
     }

@@ -102,8 +102,8 @@ pub(super) fn table(nodes: &[NodeView], now: Timestamp, paper: Paper) -> String 
             }),
             Cell::from(inventory.cpus.to_string()),
             Cell::from(gpus::fit(inventory)),
-            Cell::from(size::decimal(inventory.memory)),
-            Cell::from(size::decimal(node.disk_free_bytes)),
+            Cell::from(size::binary(inventory.memory)),
+            Cell::from(size::binary(node.disk_free_bytes)),
             Cell::from(age(Timestamp(node.last_seen_ms), now)),
             Cell::from(&inventory.os),
         ]);

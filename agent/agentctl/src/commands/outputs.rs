@@ -42,7 +42,7 @@ pub(super) async fn store(
         _ => format!(
             "stored {}, {}; get them: agentctl download {}",
             count(files, "file"),
-            size::decimal(bytes),
+            size::binary(bytes),
             job.job
         ),
     });

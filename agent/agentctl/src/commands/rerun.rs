@@ -163,7 +163,7 @@ pub(super) async fn code(args: &CodeArgs, to: Option<&Target>, output: &mut Outp
         download::unlaid(&job.job, &dest, &error, "the code is not kept any more".to_owned())
     })?;
     fs::rename(&tree, &dest).map_err(|error| download::unwritable(&dest, &error))?;
-    output.note(&format!("{}: {}, {}", dest.display(), count(laid.files, "file"), size::decimal(laid.bytes)));
+    output.note(&format!("{}: {}, {}", dest.display(), count(laid.files, "file"), size::binary(laid.bytes)));
     Ok(())
 }
 

@@ -34,7 +34,7 @@ pub(super) async fn rm(args: &RmArgs, to: Option<&Target>, output: &mut Output) 
         output.note(&format!("removed {}", count(removed, "job")));
     }
     if left > 0 {
-        let left = size::decimal(left);
+        let left = size::binary(left);
         output.note(&format!("{left} of outputs go when room is needed, or with: agentctl gc --all"));
     }
     first.map_or(Ok(()), Err)

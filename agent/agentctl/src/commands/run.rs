@@ -134,11 +134,11 @@ fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) 
             text,
             "\noutputs: {}, {}",
             count(artifacts.files, "file"),
-            size::decimal(artifacts.bytes)
+            size::binary(artifacts.bytes)
         );
         for entry in outputs.iter().take(SHOWN) {
             let path = crate::output::text::clean(&entry.path);
-            let _ = writeln!(text, "  {:>8}  {path}", size::decimal(entry.digest.size));
+            let _ = writeln!(text, "  {:>8}  {path}", size::binary(entry.digest.size));
         }
         if outputs.len() > SHOWN {
             let _ = writeln!(text, "  and {} more", outputs.len() - SHOWN);

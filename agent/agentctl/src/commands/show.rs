@@ -149,7 +149,7 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("attempt", (job.attempt > 0 && job.tasks.is_none()).then(|| format!("{}{node}", job.attempt)));
     add("ranks", ranks(job));
     let stored =
-        |a: &super::view::ArtifactsView| format!("{}, {}", count(a.files, "file"), size::decimal(a.bytes));
+        |a: &super::view::ArtifactsView| format!("{}, {}", count(a.files, "file"), size::binary(a.bytes));
     add("outputs", job.artifacts.as_ref().map(stored));
     add("left out", some(&left_out_of(job).join("\n")));
     let sent: Vec<String> = job.sent_to().map(|(name, uri)| format!("{name} to {uri}")).collect();

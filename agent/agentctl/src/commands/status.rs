@@ -157,7 +157,7 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
     let _ = writeln!(text, "  state   {}", clean(&controller.state_dir));
     let place = if glance.whom.context.is_some() { "at    " } else { "socket" };
     let _ = writeln!(text, "  {place}  {}", glance.whom.socket.display());
-    let (taken, limit) = (size::decimal(controller.store_bytes), size::decimal(controller.store_limit_bytes));
+    let (taken, limit) = (size::binary(controller.store_bytes), size::binary(controller.store_limit_bytes));
     let _ = writeln!(text, "  store   {taken} of at most {limit}");
     let running = glance.jobs.iter().filter(|job| job.state != "Queued").count();
     let waiting = match glance.uplink {
@@ -195,16 +195,16 @@ fn use_of(node: &NodeView) -> String {
     }
     let reserved = match (inventory.reserved_cpus, inventory.reserved_memory) {
         (0, 0) => String::new(),
-        (0, memory) => format!(" ({} reserved)", size::decimal(memory)),
-        (cpus, memory) => format!(" ({} and {} reserved)", count(cpus.into(), "CPU"), size::decimal(memory)),
+        (0, memory) => format!(" ({} reserved)", size::binary(memory)),
+        (cpus, memory) => format!(" ({} and {} reserved)", count(cpus.into(), "CPU"), size::binary(memory)),
     };
     format!(
         "{} with {} of {} and {} of {}{reserved}",
         count((*slots_used).into(), "job"),
         node.cpus_used,
         count(inventory.cpus.saturating_sub(inventory.reserved_cpus).into(), "CPU"),
-        size::decimal(node.memory_used_bytes),
-        size::decimal(inventory.memory.saturating_sub(inventory.reserved_memory))
+        size::binary(node.memory_used_bytes),
+        size::binary(inventory.memory.saturating_sub(inventory.reserved_memory))
     )
 }
 
@@ -223,7 +223,7 @@ fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
         clean(&inventory.os),
         count(inventory.cpus.into(), "CPU"),
         gpus::total(inventory),
-        size::decimal(inventory.memory)
+        size::binary(inventory.memory)
     );
     let _ = writeln!(text, "  {hardware}");
     for told in node.notices() {
@@ -241,8 +241,8 @@ fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
     let _ = writeln!(
         text,
         "  disk: {} free of {}",
-        size::decimal(node.disk_free_bytes),
-        size::decimal(inventory.disk)
+        size::binary(node.disk_free_bytes),
+        size::binary(inventory.disk)
     );
     if let Some(kept) = kept::line(node) {
         let _ = writeln!(text, "{}", wrap(&format!("  kept: {kept}"), paper.width, 8));
@@ -253,7 +253,7 @@ fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
         let _ = writeln!(
             text,
             "  envs: {} of {}: agentctl envs list",
-            size::decimal(size),
+            size::binary(size),
             count(kept, "environment")
         );
     }

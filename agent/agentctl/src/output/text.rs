@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use agent_model::Timestamp;
 pub(crate) use agent_model::words::{count, duration};
+use jiff::tz::TimeZone;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// What a piece of text means, shown by its colour.
@@ -117,9 +118,27 @@ pub(crate) fn ago(since: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// A moment as `2024-05-06 07:08:09 UTC`.
+/// A moment in the time zone of the user, as `2024-05-06 09:08:09 +02:00`; the variable TZ says another zone.
 pub(crate) fn moment(at: Timestamp) -> String {
-    at.utc()
+    // Tests say the same in every zone.
+    let zone = if cfg!(test) { TimeZone::UTC } else { TimeZone::system() };
+    moment_in(at, &zone)
+}
+
+fn moment_in(at: Timestamp, zone: &TimeZone) -> String {
+    let Some(moment) = i64::try_from(at.0).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok())
+    else {
+        return at.utc();
+    };
+    let offset = zone.to_offset(moment);
+    match offset.seconds() {
+        0 => at.utc(),
+        seconds => {
+            let (sign, minutes) = (if seconds < 0 { '-' } else { '+' }, seconds.unsigned_abs() / 60);
+            let civil = offset.to_datetime(moment).strftime("%Y-%m-%d %H:%M:%S");
+            format!("{civil} {sign}{:02}:{:02}", minutes / 60, minutes % 60)
+        }
+    }
 }
 
 /// A number as people write it: six significant digits, no trailing zeros.
@@ -209,6 +228,19 @@ mod tests {
         let shown = seconds.map(Duration::from_secs).map(|length| (short(length), clock(length)));
         let shown = shown.map(|(short, clock)| format!("{short} {clock}"));
         assert_eq!(shown, ["0s 0:00", "59s 0:59", "7m 7:47", "1h 1:02:03", "2d 2d 03:04"]);
+    }
+
+    #[test]
+    fn test_moments_are_those_of_a_zone_with_its_offset() {
+        let offset = |hours, minutes| {
+            TimeZone::fixed(jiff::tz::Offset::from_seconds(hours * 3600 + minutes * 60).unwrap())
+        };
+        let at = Timestamp(1_714_979_289_000);
+        let shown = [offset(2, 0), offset(-3, -30), TimeZone::UTC].map(|zone| moment_in(at, &zone));
+        assert_eq!(
+            shown,
+            ["2024-05-06 09:08:09 +02:00", "2024-05-06 03:38:09 -03:30", "2024-05-06 07:08:09 UTC"]
+        );
     }
 
     #[test]

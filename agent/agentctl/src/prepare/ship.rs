@@ -163,7 +163,7 @@ impl Sender<'_> {
             }
             (pushed, _) => pushed.map_err(unsent)?,
         };
-        let (files, sent) = (count(pushed.files, "file"), size::decimal(pushed.bytes_sent));
+        let (files, sent) = (count(pushed.files, "file"), size::binary(pushed.bytes_sent));
         output.note(&format!("{what}: {files}, {} changed, {sent} sent", pushed.files_sent));
         self.sent.insert((kind, path.to_owned()), snapshot.root);
         Ok(snapshot.root)
@@ -221,11 +221,11 @@ fn warn(snapshot: &Snapshot, path: &Path, output: &mut Output) {
     if snapshot.bytes > LARGE {
         let largest = snapshot.largest.iter().take(3);
         let largest: Vec<_> =
-            largest.map(|(name, size)| format!("{name} ({})", size::decimal(*size))).collect();
+            largest.map(|(name, size)| format!("{name} ({})", size::binary(*size))).collect();
         output.warn(&format!(
             "{} has {}; the largest: {}. What the job does not need can stand in a .amlignore there",
             path.display(),
-            size::decimal(snapshot.bytes),
+            size::binary(snapshot.bytes),
             largest.join(", ")
         ));
     }

@@ -105,7 +105,7 @@ impl Plan {
         for (what, kind, path) in self.parts() {
             if kind == Kind::File {
                 let size = path.metadata().map_or(0, |metadata| metadata.len());
-                let _ = writeln!(text, "{what}: {}, {}", path.display(), size::decimal(size));
+                let _ = writeln!(text, "{what}: {}, {}", path.display(), size::binary(size));
                 continue;
             }
             let (dir, never) = (path.to_owned(), never.to_vec());
@@ -121,11 +121,11 @@ impl Plan {
 }
 
 fn told(what: &str, path: &Path, survey: &Survey, paper: Paper) -> String {
-    let (files, bytes) = (count(survey.files, "file"), size::decimal(survey.bytes));
+    let (files, bytes) = (count(survey.files, "file"), size::binary(survey.bytes));
     let mut text = format!("{what}: {}, {files}, {bytes}\n", path.display());
     // Writing to a string cannot fail.
     for (name, bytes) in &survey.largest {
-        let _ = writeln!(text, "  {:>8}  {}", size::decimal(*bytes), clean(name));
+        let _ = writeln!(text, "  {:>8}  {}", size::binary(*bytes), clean(name));
     }
     if survey.files > survey.largest.len() as u64 {
         let _ = writeln!(text, "  and {} smaller ones", survey.files - survey.largest.len() as u64);

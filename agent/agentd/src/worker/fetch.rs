@@ -50,7 +50,7 @@ impl Fetching {
         counter
     }
 
-    /// `fetching the code: 120 of 480 MB`; `None` as long as nothing is known about it.
+    /// `fetching the code: 120 of 480 MiB`; `None` as long as nothing is known about it.
     pub(crate) fn describe(&self) -> Option<String> {
         let current = self.0.lock();
         let (what, counter) = current.as_ref()?;

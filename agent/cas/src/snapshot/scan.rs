@@ -305,7 +305,7 @@ pub(super) fn hash(
         if stamp.size > most {
             let path = leaf.place.shown();
             let blocks = u64::try_from(before.st_blocks).unwrap_or(0).saturating_mul(512);
-            let (size, blocks) = (size::decimal(stamp.size), size::decimal(blocks));
+            let (size, blocks) = (size::binary(stamp.size), size::binary(blocks));
             let why = format!("is {size} long, more than the whole disk; {blocks} of it are written");
             return Err(ScanError::Unfit(Unread { path, why }));
         }
@@ -374,7 +374,7 @@ pub(super) fn complete(
 ) -> Result<Snapshot, ScanError> {
     top.each_file(&mut |leaf| {
         if leaf.grown {
-            let (path, size) = (leaf.place.relative(), size::decimal(leaf.stamp.size));
+            let (path, size) = (leaf.place.relative(), size::binary(leaf.stamp.size));
             left_out.warnings.push(format!("{path} grows; it is taken as long as it was: {size}"));
         }
     });

@@ -101,7 +101,7 @@ fn check_room(objects: &[Object], data: &Path) -> Done<()> {
     match disk::free(data) {
         Some(free) if free < missing => Err(failed(
             FailureKind::DiskFull,
-            format!("the data takes {} more, and {} are free", size::decimal(missing), size::decimal(free)),
+            format!("the data takes {} more, and {} are free", size::binary(missing), size::binary(free)),
         )),
         _ => Ok(()),
     }
@@ -190,7 +190,7 @@ impl Meter {
             total: if self.total.0 > 1 { self.total.0 } else { 0 },
             bytes,
             bytes_total: self.total.1,
-            what: format!("{name}, {}/s", size::decimal(rate)),
+            what: format!("{name}, {}/s", size::binary(rate)),
         }
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
 use agent_model::causes;
-use agent_model::size::decimal;
+use agent_model::size::binary;
 use futures_util::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use rattler_cache::package_cache::{CacheKey, PackageCache};

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rattler_conda_types::PackageRecord;
 use rattler_conda_types::package::PathType;
 
-use agent_model::size::decimal;
+use agent_model::size::binary;
 
 use super::package::{ListedFile, PackageInfo, Undescribed};
 use super::tree::{self, EntryKind, OpenTree, PlainPath};

@@ -231,7 +231,7 @@ impl BuildWorkspace {
             let limited = (self.memory > 0).then(|| Arc::new(MemoryGroup::make(self.memory)))?;
             if let Some(why) = limited.unmet() {
                 // A property of the machine, which `agentctl doctor` shows: no news for whoever builds.
-                let limit = size::decimal(self.memory);
+                let limit = size::binary(self.memory);
                 let warn = || tracing::warn!(limit, why, "each process of a build has the limit by itself");
                 WARNED.call_once(warn);
             }

@@ -92,24 +92,24 @@ impl Downloads {
         begins.is_some() || self.active.len() < was
     }
 
-    /// `downloading numpy-1.26.4, 12 of 18 MB`, or `downloading 2 packages (54 MB): scipy, numpy`.
+    /// `downloading numpy-1.26.4, 12 of 18 MiB`, or `downloading 2 packages (51.1 MiB): scipy, numpy`.
     fn describe(&self) -> String {
         match &self.active[..] {
             [] => String::new(),
             [PackageDownload { name, done: Some(done), size: 0 }] => {
-                format!("downloading {name}, {}", size::decimal(*done))
+                format!("downloading {name}, {}", size::binary(*done))
             }
             [PackageDownload { name, done: Some(done), size }] => {
                 format!("downloading {name}, {}", size::part(*done, *size))
             }
             [PackageDownload { name, done: None, size: 0 }] => format!("downloading {name}"),
             [PackageDownload { name, done: None, size }] => {
-                format!("downloading {name} ({})", size::decimal(*size))
+                format!("downloading {name} ({})", size::binary(*size))
             }
             several => {
                 let names: Vec<&str> = several.iter().take(NAMED).map(|one| one.name.as_str()).collect();
                 let more = if several.len() > NAMED { " and others" } else { "" };
-                let size = size::decimal(several.iter().map(|one| one.size).sum());
+                let size = size::binary(several.iter().map(|one| one.size).sum());
                 format!("downloading {} packages ({size}): {}{more}", several.len(), names.join(", "))
             }
         }
@@ -188,11 +188,11 @@ mod tests {
         assert_eq!(
             told,
             [
-                "downloading numpy-1.26.4 (18 MB)",
-                "downloading numpy-1.26.4, 0 of 18 MB",
-                "downloading numpy-1.26.4, 12 of 18 MB",
+                "downloading numpy-1.26.4 (17.5 MiB)",
+                "downloading numpy-1.26.4, 0 of 17.4 MiB",
+                "downloading numpy-1.26.4, 11.7 of 17.4 MiB",
                 "",
-                "downloading six-1.17.0 (11 kB)",
+                "downloading six-1.17.0 (10.7 KiB)",
                 ""
             ]
         );
@@ -214,9 +214,9 @@ mod tests {
         assert_eq!(
             told,
             [
-                "downloading scipy (35 MB)",
-                "downloading 2 packages (54 MB): scipy, numpy",
-                "downloading scipy (35 MB)",
+                "downloading scipy (33.7 MiB)",
+                "downloading 2 packages (51.1 MiB): scipy, numpy",
+                "downloading scipy (33.7 MiB)",
                 ""
             ]
         );
@@ -249,11 +249,11 @@ mod tests {
         assert_eq!(downloads.hear(b"  Downloading six-1.17.0.ta"), (Vec::new(), None));
         let (shown, progress) = downloads.hear(b"r.gz (11 kB)\nProgress 5");
         assert_eq!(shown, b"  Downloading six-1.17.0.tar.gz (11 kB)\n");
-        assert_eq!(progress.unwrap().what, "downloading six-1.17.0 (11 kB)");
+        assert_eq!(progress.unwrap().what, "downloading six-1.17.0 (10.7 KiB)");
         let (shown, progress) = downloads.hear(b"000 of 11000\n");
         assert_eq!(
             (shown, progress.unwrap().what.as_str()),
-            (Vec::new(), "downloading six-1.17.0, 5 of 11 kB")
+            (Vec::new(), "downloading six-1.17.0, 4.9 of 10.7 KiB")
         );
         assert_eq!(downloads.hear(&[b'.'; LONGEST_LINE + 1]).0.len(), LONGEST_LINE + 1);
     }

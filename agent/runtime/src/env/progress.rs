@@ -9,7 +9,7 @@ use agent_model::words::duration;
 /// How often the build log gets the progress of a phase.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// The progress of a build: `downloading packages, 12 of 40, 30 of 120 MB: numpy`.
+/// The progress of a build: `downloading packages, 12 of 40, 30 of 120 MiB: numpy`.
 pub fn describe(progress: &Progress) -> String {
     let mut text = counted(progress);
     if !progress.what.is_empty() {
@@ -27,7 +27,7 @@ fn counted(progress: &Progress) -> String {
     if progress.bytes_total > 0 {
         text.push_str(&format!(", {}", size::part(progress.bytes, progress.bytes_total)));
     } else if progress.bytes > 0 {
-        text.push_str(&format!(", {}", size::decimal(progress.bytes)));
+        text.push_str(&format!(", {}", size::binary(progress.bytes)));
     }
     text
 }
@@ -81,22 +81,22 @@ mod tests {
     use super::*;
 
     fn progress(phase: Phase, done: u64, what: &str) -> Progress {
-        let bytes = done * 1_000_000;
-        Progress { phase, done, total: 40, bytes, bytes_total: 120_000_000, what: what.to_owned() }
+        let bytes = done << 20;
+        Progress { phase, done, total: 40, bytes, bytes_total: 120 << 20, what: what.to_owned() }
     }
 
     #[test]
     fn test_phases_are_told_at_both_ends_and_now_and_then() {
         let (mut narrator, now) = (Narrator::default(), Instant::now());
         let first = narrator.hear(&progress(Phase::Download, 1, "numpy"), now);
-        assert_eq!(first, ["downloading packages, 1 of 40, 1 of 120 MB: numpy"]);
+        assert_eq!(first, ["downloading packages, 1 of 40, 1 of 120 MiB: numpy"]);
         assert!(narrator.hear(&progress(Phase::Download, 2, "scipy"), now).is_empty());
         let now = now + EVERY;
         let third = narrator.hear(&progress(Phase::Download, 3, ""), now);
-        assert_eq!(third, ["downloading packages, 3 of 40, 3 of 120 MB"]);
+        assert_eq!(third, ["downloading packages, 3 of 40, 3 of 120 MiB"]);
         let linking = Progress { bytes: 0, bytes_total: 0, ..progress(Phase::Link, 0, "") };
         let ends = narrator.hear(&linking, now);
-        assert_eq!(ends, ["downloading packages, 3 of 40, 3 of 120 MB: 2.0 s", "linking packages, 0 of 40"]);
+        assert_eq!(ends, ["downloading packages, 3 of 40, 3 of 120 MiB: 2.0 s", "linking packages, 0 of 40"]);
         assert_eq!(narrator.end(now), ["linking packages, 0 of 40: 0 ms"]);
         assert!(narrator.end(now).is_empty());
     }

@@ -59,7 +59,7 @@ fn render(one: &KeptEnvironment, packages: &[String], log: &str, now: Timestamp,
         ("node", one.node.clone()),
         ("made of", view.summary.clone()),
         ("python", view.python.clone().unwrap_or_default()),
-        ("size", format!("{}, {}", size::decimal(view.bytes), count(view.packages.into(), "package"))),
+        ("size", format!("{}, {}", size::binary(view.bytes), count(view.packages.into(), "package"))),
         ("built", since(view.built_ms)),
         ("last used", since(view.used_ms)),
     ];

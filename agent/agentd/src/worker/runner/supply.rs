@@ -68,7 +68,7 @@ impl Runner {
                 let (files, bytes) = held.size;
                 let how = if held.is_new { "was fetched" } else { "was here already" };
                 let count = if files == 1 { String::new() } else { format!("{files} files, ") };
-                format!("{how}: {count}{}", size::decimal(bytes))
+                format!("{how}: {count}{}", size::binary(bytes))
             }
         };
         let log = self.dir.log(Stream::Build);

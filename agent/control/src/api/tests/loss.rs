@@ -243,10 +243,10 @@ async fn test_what_is_gone_of_the_archive_is_told_after_what_there_is() {
                 Err(status) => end = Some(status),
             }
         }
-        let (end, gone) = (end.unwrap(), if left.is_some() { "4 bytes" } else { "8 bytes" });
+        let (end, gone) = (end.unwrap(), if left.is_some() { "4 B" } else { "8 B" });
         assert_eq!(shown, if left.is_some() { &b"one\n"[..] } else { b"" });
         assert_eq!((end.code(), code(&end)), (tonic::Code::DataLoss, Code::ControllerStore), "{end}");
-        assert!(end.message().contains(&format!("{gone} of 8 bytes of the job log are gone")), "{end}");
+        assert!(end.message().contains(&format!("{gone} of 8 B of the job log are gone")), "{end}");
         let request = v1::ReadTrackingRequest { job: "a".into(), ..Default::default() };
         let mut stream = rig.telemetry.read_tracking(request).await.unwrap().into_inner();
         let told = loop {

@@ -419,7 +419,7 @@ impl EnvBuilder for Build {
             let from: Vec<&str> = record.bases.keys().map(String::as_str).collect();
             let from = if from.is_empty() { String::new() } else { format!(" from {}", from.join(", ")) };
             Ok(Built {
-                summary: format!("built by {named}{from} ({})", size::decimal(found.size)),
+                summary: format!("built by {named}{from} ({})", size::binary(found.size)),
                 elsewhere: self.own_bytes(found.size, &record.bases).await,
                 image: Some(found.image),
                 ..Built::default()

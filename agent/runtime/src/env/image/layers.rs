@@ -71,7 +71,7 @@ impl Layers {
             return None;
         }
         layer.state = state;
-        let size = if layer.total > 0 { format!(" ({})", size::decimal(layer.total)) } else { String::new() };
+        let size = if layer.total > 0 { format!(" ({})", size::binary(layer.total)) } else { String::new() };
         match state {
             State::Known => None,
             State::Downloading => Some(format!("layer {id}: downloading{size}")),
@@ -143,9 +143,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "layer aa: downloading (4.0 MB)",
+                "layer aa: downloading (3.8 MiB)",
                 "layer bb: the download broke and is tried again",
-                "layer aa: downloaded (4.0 MB)",
+                "layer aa: downloaded (3.8 MiB)",
                 "layer aa: extracting",
                 "layer aa: done",
             ]

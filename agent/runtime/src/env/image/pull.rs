@@ -181,7 +181,7 @@ impl EnvBuilder for Pull {
             let (found, ours) = self.have(&reference, workspace).await?;
             self.access.admit(&found)?;
             Ok(Built {
-                summary: format!("{} ({})", reference.text, size::decimal(found.size)),
+                summary: format!("{} ({})", reference.text, size::binary(found.size)),
                 elsewhere: if ours { found.size } else { 0 },
                 image: Some(found.image),
                 ..Built::default()

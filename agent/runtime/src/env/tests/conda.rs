@@ -96,7 +96,7 @@ async fn test_conda_environment_is_asked_for_once_and_described() {
         describe(heard.unwrap().as_ref().unwrap())
     });
     let lease = lease.unwrap();
-    assert_eq!(heard, "downloading packages, 1 of 4, 1.0 of 9.0 MB: numpy");
+    assert_eq!(heard, "downloading packages, 1 of 4, 1 of 8.6 MiB: numpy");
     assert!(told.borrow().is_none(), "nothing is being built any more");
     assert_eq!(lease.python_version(), "3.11.9");
     assert_eq!(lease.vars()["CONDA_PREFIX"], lease.prefix().display().to_string());
@@ -104,7 +104,7 @@ async fn test_conda_environment_is_asked_for_once_and_described() {
     assert!(locked.contains("@EXPLICIT\nfile:///c/noarch/a-1-0.conda"), "{locked}");
     let log = fs::read_to_string(lease.log_file()).unwrap();
     for line in
-        ["asked two channels", "a library complains", "downloading packages, 1 of 4, 1.0 of 9.0 MB: numpy"]
+        ["asked two channels", "a library complains", "downloading packages, 1 of 4, 1 of 8.6 MiB: numpy"]
     {
         assert!(log.contains(line), "{line}: {log}");
     }

@@ -64,7 +64,7 @@ async fn test_downloads_of_an_installer_are_told_while_they_go_on() {
         let is = |what: &'static str| {
             move |told: &Option<Progress>| told.as_ref().is_some_and(|told| describe(told) == what)
         };
-        hears.wait_for(is("installing pip packages: downloading tiny (35 MB)")).await.unwrap();
+        hears.wait_for(is("installing pip packages: downloading tiny (33.7 MiB)")).await.unwrap();
         fs::write(&go_on, "").unwrap();
         hears.wait_for(Option::is_none).await.unwrap();
     };
