@@ -40,6 +40,7 @@ mod resume;
 mod retry;
 mod rootless;
 mod runconfig;
+mod runs;
 mod sdk;
 mod sent_outputs;
 mod service;

@@ -25,7 +25,7 @@ use crate::failure::{EXIT_CODES, JOB_CODES};
 
 pub(crate) use again::{CodeArgs, DiffArgs, RerunArgs, ShowArgs};
 pub(crate) use attach::{AttachArgs, DetachArgs, SshArgs};
-pub(crate) use choose::{CancelArgs, Column, JobsArgs, RmArgs, Selection};
+pub(crate) use choose::{CancelArgs, Column, JobsArgs, Listed, RmArgs, RunsArgs, Selection, SortKey};
 pub(crate) use data::{DataCreateArgs, DataVerb, DataVersionArgs};
 pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
 pub(crate) use inside::{ExecArgs, ForwardArgs, InsideVerb, OpenArgs, Ports};
@@ -109,6 +109,14 @@ pub(crate) enum Verb {
     Logs(LogsArgs),
     /// Show what jobs recorded: metrics, parameters and tags; with --history every point.
     Metrics(MetricsArgs),
+    /// Compare runs: a table of jobs with their parameters and last metrics, the best first.
+    #[command(after_help = "Examples:\n  \
+                            agentctl runs --experiment digits --maximize accuracy\n  \
+                            agentctl runs train-a train-b train-c\n  \
+                            agentctl runs lr-sweep --csv >runs.csv\n\n\
+                            A parameter is an option of the command, an input that is a value, what a trial of a sweep \
+                            drew, or what the script logged.")]
+    Runs(RunsArgs),
     /// What jobs recorded, for MLflow: export it, or show it in MLflow's pages.
     #[command(subcommand)]
     Mlflow(MlflowVerb),
@@ -148,7 +156,9 @@ pub(crate) enum Verb {
     Code(CodeArgs),
     /// This box at a glance.
     Status(StatusArgs),
-    /// List the machines.
+    /// Who uses what now: of each user what his jobs have, and of each machine what is left.
+    Top(StatusArgs),
+    /// List the machines: what they have, how much of it is used, and by whom.
     Nodes(JsonArgs),
     #[command(flatten)]
     Machine(MachineVerb),

@@ -355,7 +355,14 @@ impl Client {
         ranks: u32,
         output: &mut Output,
     ) -> Result<Vec<u8>, Failure> {
-        let mut lines = Vec::new();
+        let (lines, lost) = self.records(job, ranks).await?;
+        lost.iter().for_each(|lost| output.fault(lost));
+        Ok(lines)
+    }
+
+    /// The same, with what is to be told of records that are gone.
+    pub(crate) async fn records(&self, job: &str, ranks: u32) -> Result<(Vec<u8>, Vec<Fault>), Failure> {
+        let (mut lines, mut lost) = (Vec::new(), Vec::new());
         for rank in 0..ranks {
             let request = v1::ReadTrackingRequest { job: job.to_owned(), rank, ..Default::default() };
             let mut stream = answer(self.telemetry().read_tracking(request)).await?;
@@ -364,14 +371,14 @@ impl Client {
                     Ok(Some(chunk)) => lines.extend_from_slice(&chunk.lines),
                     Ok(None) => break,
                     Err(status) if is_loss(&status) && !lines.is_empty() => {
-                        output.fault(&fault(&status));
+                        lost.push(fault(&status));
                         break;
                     }
                     Err(status) => return Err(fault(&status).into()),
                 }
             }
         }
-        Ok(lines)
+        Ok((lines, lost))
     }
 
     /// Waits until the daemon takes connections again, at most until `end`.

@@ -38,9 +38,11 @@ mod people;
 mod pipelines;
 mod pool;
 mod preempt;
+mod recorded;
 mod rerun;
 mod rm;
 mod run;
+mod runs;
 mod schema;
 mod secret;
 mod session;
@@ -49,6 +51,7 @@ mod status;
 mod stop;
 mod submit;
 mod sweeps;
+mod top;
 mod view;
 mod wait;
 mod why;
@@ -111,6 +114,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Logs(args) => return logs::logs(args, to, output).await,
         Verb::Wait(args) => return wait::wait(&args, to, output).await,
         Verb::Metrics(args) => metrics::metrics(&args, to, output).await?,
+        Verb::Runs(args) => runs::runs(&args, to, output).await?,
         Verb::Mlflow(verb) => return Box::pin(mlflow::mlflow(verb, to, output)).await,
         Verb::Cancel(args) => cancel::cancel(&args, to, output).await?,
         Verb::Hold(choice) => hold::hold(&choice, true, to, output).await?,
@@ -121,7 +125,8 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Rerun(args) => rerun::rerun(&args, to, output).await?,
         Verb::Code(args) => rerun::code(&args, to, output).await?,
         Verb::Status(args) => status::status(&args, to, output).await?,
-        Verb::Nodes(args) => nodes::nodes(&args, to, output).await?,
+        Verb::Nodes(args) => Box::pin(top::nodes(&args, to, output)).await?,
+        Verb::Top(args) => Box::pin(top::top(&args, to, output)).await?,
         Verb::Machine(verb) => return act_on_machine(verb, to, output).await,
         Verb::Login(args) => Box::pin(login::login(&args, context, output)).await?,
         Verb::Context(verb) => login::context(&verb, output).await?,

@@ -6,12 +6,11 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::lasting;
+use super::submit::pair;
 
+/// Which jobs are listed.
 #[derive(Debug, Args)]
-pub(crate) struct JobsArgs {
-    /// The tasks of this array that were started.
-    #[arg(value_name = "JOB")]
-    pub(crate) array: Option<String>,
+pub(crate) struct Listed {
     /// Every job there is.
     #[arg(long, conflicts_with = "limit")]
     pub(crate) all: bool,
@@ -33,27 +32,70 @@ pub(crate) struct JobsArgs {
     /// Only those of this experiment.
     #[arg(long, value_name = "NAME")]
     pub(crate) experiment: Option<String>,
-    /// Show them anew whenever something changes, until Ctrl-C.
-    #[arg(long, short, conflicts_with = "json")]
-    pub(crate) watch: bool,
-    /// Which columns: wide, or some of name, state, age, time, exit, owner, node, gpus, cpus, memory, experiment, title and
-    /// what, with commas between them.
-    #[arg(long, short, value_name = "COLUMNS", conflicts_with = "json")]
-    pub(crate) output: Option<ColumnList>,
-    /// As JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
-impl JobsArgs {
+impl Listed {
     /// Not every job is meant.
     pub(crate) fn is_narrowed(&self) -> bool {
         self.mine || self.active || self.user.is_some() || self.state.is_some() || self.experiment.is_some()
     }
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct JobsArgs {
+    /// The tasks of this array that were started.
+    #[arg(value_name = "JOB")]
+    pub(crate) array: Option<String>,
+    #[command(flatten)]
+    pub(crate) listed: Listed,
+    /// Show them anew whenever something changes, until Ctrl-C.
+    #[arg(long, short, conflicts_with = "json")]
+    pub(crate) watch: bool,
+    /// Which columns: wide, or some of name, state, age, time, exit, owner, node, gpus, cpus, memory, experiment, title,
+    /// what, metric:NAME and param:NAME, with commas between them.
+    #[arg(long, short, value_name = "COLUMNS", conflicts_with = "json")]
+    pub(crate) output: Option<ColumnList>,
+    /// In the order of this column, the least first; with a `-` before it the greatest. Those that are not listed, because
+    /// there are more than --limit, are not looked at.
+    #[arg(long, value_name = "COLUMN", allow_hyphen_values = true, conflicts_with = "json")]
+    pub(crate) sort: Option<SortKey>,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunsArgs {
+    /// Only these, or the tasks of these arrays, sweeps and pipelines; otherwise the latest.
+    #[arg(value_name = "JOB")]
+    pub(crate) jobs: Vec<String>,
+    #[command(flatten)]
+    pub(crate) listed: Listed,
+    /// Only those with this tag.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub(crate) tag: Vec<(String, String)>,
+    /// The best first: that with the least last value of this metric.
+    #[arg(long, value_name = "METRIC")]
+    pub(crate) minimize: Option<String>,
+    /// The best first: that with the greatest last value of this metric.
+    #[arg(long, value_name = "METRIC", conflicts_with = "minimize")]
+    pub(crate) maximize: Option<String>,
+    /// Only this metric; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) metric: Vec<String>,
+    /// Only this parameter; may be repeated. Otherwise those that are not the same in all.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) param: Vec<String>,
+    /// As CSV, with every parameter and metric.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) csv: bool,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// What a column of `agentctl jobs` shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Column {
     Name,
     State,
@@ -69,10 +111,14 @@ pub(crate) enum Column {
     Title,
     /// Why it waits, what is done for it now, and its title.
     What,
+    /// The last value of this metric.
+    Metric(String),
+    /// This parameter.
+    Param(String),
 }
 
 impl Column {
-    const ALL: [Column; 13] = [
+    const PLAIN: [Column; 13] = [
         Column::Name,
         Column::State,
         Column::Age,
@@ -89,7 +135,7 @@ impl Column {
     ];
 
     /// Above it, and in small letters as it is asked for.
-    pub(crate) fn heading(self) -> &'static str {
+    pub(crate) fn heading(&self) -> &str {
         match self {
             Column::Name => "NAME",
             Column::State => "STATE",
@@ -104,13 +150,53 @@ impl Column {
             Column::Experiment => "EXPERIMENT",
             Column::Title => "TITLE",
             Column::What => "WHAT",
+            Column::Metric(name) | Column::Param(name) => name,
         }
     }
 
     /// Whether it holds numbers.
     pub(crate) fn is_number(&self) -> bool {
-        use Column::{Age, Cpus, Exit, Gpus, Memory, Time};
-        matches!(self, Age | Time | Exit | Gpus | Cpus | Memory)
+        use Column::{Age, Cpus, Exit, Gpus, Memory, Metric, Param, Time};
+        matches!(self, Age | Time | Exit | Gpus | Cpus | Memory | Metric(_) | Param(_))
+    }
+
+    /// Whether it is of what a job recorded.
+    pub(crate) fn is_recorded(&self) -> bool {
+        matches!(self, Column::Metric(_) | Column::Param(_))
+    }
+}
+
+impl std::str::FromStr for Column {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Column, String> {
+        match word.split_once(':') {
+            Some(("metric", name)) if !name.is_empty() => return Ok(Column::Metric(name.to_owned())),
+            Some(("param", name)) if !name.is_empty() => return Ok(Column::Param(name.to_owned())),
+            _ => {}
+        }
+        let known = || Column::PLAIN.map(|column| column.heading().to_lowercase()).join(", ");
+        let found = Column::PLAIN.into_iter().find(|column| column.heading().eq_ignore_ascii_case(word));
+        found.ok_or_else(|| {
+            format!("there is no column `{word}`; there are {}, metric:NAME and param:NAME", known())
+        })
+    }
+}
+
+/// The order of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SortKey {
+    pub(crate) column: Column,
+    /// The greatest first.
+    pub(crate) greatest: bool,
+}
+
+impl std::str::FromStr for SortKey {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<SortKey, String> {
+        let greatest = word.starts_with('-');
+        Ok(SortKey { column: word.strip_prefix('-').unwrap_or(word).parse()?, greatest })
     }
 }
 
@@ -126,12 +212,8 @@ impl std::str::FromStr for ColumnList {
         if text == "wide" {
             return Ok(ColumnList(vec![Name, State, Age, Time, Exit, Owner, Node, Gpus, Cpus, Memory, What]));
         }
-        let known = || Column::ALL.map(|column| column.heading().to_lowercase()).join(", ");
-        let column = |word: &str| {
-            let found = Column::ALL.into_iter().find(|column| column.heading().eq_ignore_ascii_case(word));
-            found.ok_or_else(|| format!("there is no column `{word}`; there are wide, {}", known()))
-        };
-        text.trim_start_matches("columns=").split(',').map(column).collect::<Result<_, _>>().map(ColumnList)
+        let columns = text.trim_start_matches("columns=").split(',');
+        columns.map(str::parse).collect::<Result<_, _>>().map(ColumnList)
     }
 }
 

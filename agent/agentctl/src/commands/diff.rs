@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::envs;
-use super::metrics::Recorded;
+use super::recorded::Recorded;
 use super::view::{JobView, NodeView};
 use crate::cli::DiffArgs;
 use crate::client::{Client, Target};

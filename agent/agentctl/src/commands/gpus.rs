@@ -17,15 +17,6 @@ pub(super) fn total(inventory: &Inventory) -> String {
     }
 }
 
-/// `8`, or `7/8` when one is not handed out.
-pub(super) fn fit(inventory: &Inventory) -> String {
-    let total = inventory.gpus.len();
-    match inventory.gpus.iter().filter(|gpu| gpu.unfit.is_some()).count() {
-        0 => total.to_string(),
-        unfit => format!("{}/{total}", total - unfit),
-    }
-}
-
 /// `GPU 3: NVIDIA H100, 80 GiB, used by train-1`, with what keeps it from being handed out.
 pub(super) fn line(gpu: &Gpu) -> String {
     let mut parts = vec![clean(&gpu.name).into_owned()];
@@ -123,7 +114,6 @@ mod tests {
     fn test_each_gpu_says_who_has_it_and_why_it_is_not_handed_out() {
         let (node, paper) = (gpus(), Paper { ink: Ink::PLAIN, width: 120 });
         assert_eq!(total(&node.inventory), "3 GPUs (1 not handed out)");
-        assert_eq!(fit(&node.inventory), "2/3");
         insta::assert_snapshot!(lines(&node.inventory, paper).join("\n"), @r"
             GPU 0: NVIDIA T4, 16 GiB, free
             GPU 1: NVIDIA T4, 16 GiB, used by train

@@ -1,16 +1,19 @@
 //! `jobs`: lists the jobs that run, wait or have ended, in this order.
 
-use agent_model::{Clock, Code, SystemClock, Timestamp, size};
+use std::cmp::Ordering;
+
+use agent_model::{Clock, Code, Fault, SystemClock, Timestamp, size};
 use agent_proto::v1;
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
+use super::recorded::{self, RunFacts};
 use super::view::JobView;
-use crate::cli::{Column, JobsArgs};
+use crate::cli::{Column, JobsArgs, Listed, SortKey};
 use crate::client::{Client, Target, answer, owners_called, person};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
-use crate::output::text::{Tone, clock, short};
+use crate::output::text::{Tone, clock, number, short};
 use crate::output::{Output, Paper};
 
 /// Jobs asked for at a time.
@@ -38,7 +41,8 @@ pub(super) struct JobQuery {
 }
 
 impl JobQuery {
-    fn of(args: &JobsArgs, client: &Client) -> JobQuery {
+    /// Of what the command line chooses; `standing` is the order for people.
+    pub(super) fn of(args: &Listed, standing: bool, client: &Client) -> JobQuery {
         let mut owners = args.user.as_deref().map(owners_called).unwrap_or_default();
         owners.extend(args.mine.then(|| client.own()));
         JobQuery {
@@ -48,8 +52,7 @@ impl JobQuery {
             owners,
             state: args.state.clone(),
             experiment: args.experiment.clone(),
-            // The order of the JSON was promised before there was another.
-            standing: !args.json,
+            standing,
         }
     }
 
@@ -64,7 +67,8 @@ impl JobQuery {
 /// Lists jobs: what runs, what waits, what ended.
 pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
-    let wanted = JobQuery::of(args, &client);
+    // The order of the JSON was promised before there was another.
+    let wanted = JobQuery::of(&args.listed, !args.json, &client);
     if let Some(array) = &args.array {
         return of_array(&client, array, args, wanted, output).await;
     }
@@ -72,10 +76,10 @@ pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Outp
     let columns = Columns::of(args);
     if args.watch {
         return watch(&client, output, async |paper| {
-            let (jobs, _) = list(&client, &wanted).await?;
-            Ok(match jobs.is_empty() {
+            let lines = columns.lines(&client, list(&client, &wanted).await?.0).await?;
+            Ok(match lines.is_empty() {
                 true => "no jobs\n".to_owned(),
-                false => table(&jobs, &own, &columns, SystemClock.now(), paper),
+                false => render(&lines, &own, &columns, SystemClock.now(), paper),
             })
         })
         .await;
@@ -85,14 +89,14 @@ pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Outp
         return output.json(&json!({ "jobs": jobs, "more": more }));
     }
     if jobs.is_empty() {
-        output.note(match args.is_narrowed() {
+        output.note(match args.listed.is_narrowed() {
             true => "there is no such job; all there are: agentctl jobs",
             false => "no jobs; submit one with `agentctl run DIR -- python train.py`",
         });
         return Ok(());
     }
-    let paper = output.paper();
-    output.print(&table(&jobs, &own, &columns, SystemClock.now(), paper))?;
+    let (lines, paper) = (columns.lines(&client, jobs).await?, output.paper());
+    output.print(&render(&lines, &own, &columns, SystemClock.now(), paper))?;
     if more {
         output.note("there are more: --limit N or --all shows them");
     }
@@ -119,16 +123,20 @@ async fn of_array(
         found.sort_by_key(|task| task.index);
         Ok((found, more))
     };
-    let shown = |found: &[JobView], paper| table(found, &own, &columns, SystemClock.now(), paper);
+    let shown = async |found: Vec<JobView>, paper| {
+        let lines = columns.lines(client, found).await?;
+        Ok::<_, Failure>(render(&lines, &own, &columns, SystemClock.now(), paper))
+    };
     if args.watch {
-        return watch(client, output, async |paper| Ok(shown(&look().await?.0, paper))).await;
+        return watch(client, output, async |paper| shown(look().await?.0, paper).await).await;
     }
     let (found, more) = look().await?;
     if args.json {
         return output.json(&json!({ "array": array, "jobs": found, "more": more }));
     }
     let paper = output.paper();
-    output.print(&shown(&found, paper))?;
+    let text = shown(found, paper).await?;
+    output.print(&text)?;
     output.note(&format!("{} {}: {}", array.job, array.state, stand.counts()));
     if !stand.waiting.is_empty() {
         output.note(&format!("not started: {}", stand.waiting));
@@ -195,46 +203,139 @@ pub(super) async fn list(client: &Client, wanted: &JobQuery) -> Result<(Vec<JobV
     }
 }
 
-/// What a table shows of each job.
+/// What a table shows of each job, and in which order.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Columns(Vec<Column>);
+pub(super) struct Columns {
+    shown: Vec<Column>,
+    sort: Option<SortKey>,
+}
+
+/// A line of a table: a job, and what it recorded where a column needs that.
+struct Line {
+    job: JobView,
+    facts: RunFacts,
+}
 
 impl Columns {
     fn of(args: &JobsArgs) -> Columns {
-        Columns(args.output.clone().map(|columns| columns.0).unwrap_or_default())
+        let shown = args.output.clone().map(|columns| columns.0).unwrap_or_default();
+        Columns { shown, sort: args.sort.clone() }
+    }
+
+    /// The lines of these jobs, in their order.
+    async fn lines(&self, client: &Client, jobs: Vec<JobView>) -> Result<Vec<Line>, Failure> {
+        let sorted_by = self.sort.iter().map(|sort| &sort.column);
+        let facts = match self.shown.iter().chain(sorted_by).any(Column::is_recorded) {
+            true => facts(client, &jobs).await?.0,
+            false => vec![RunFacts::default(); jobs.len()],
+        };
+        let mut lines: Vec<Line> =
+            jobs.into_iter().zip(facts).map(|(job, facts)| Line { job, facts }).collect();
+        if let Some(sort) = &self.sort {
+            let now = SystemClock.now();
+            lines.sort_by(|one, other| ordered(one, other, sort, now));
+        }
+        Ok(lines)
     }
 }
 
-/// Jobs as a table. An owner is shown where he is not `own`, or where no columns are chosen.
-pub(super) fn table(jobs: &[JobView], own: &str, columns: &Columns, now: Timestamp, paper: Paper) -> String {
+/// What tells these jobs from others, and what is to be told of records that are gone.
+pub(super) async fn facts(client: &Client, jobs: &[JobView]) -> Result<(Vec<RunFacts>, Vec<Fault>), Failure> {
+    // An array recorded nothing itself.
+    let ranks = |job: &JobView| (job.job.clone(), if job.tasks.is_some() { 0 } else { job.ranks() });
+    let (recorded, lost) = recorded::of_jobs(client, jobs.iter().map(ranks).collect()).await?;
+    let facts = jobs.iter().zip(recorded).map(|(job, recorded)| {
+        let drawn = job.trial.as_ref().map(|trial| trial.values.clone()).unwrap_or_default();
+        let mut facts = RunFacts::of(&job.spec, &drawn, recorded);
+        if let (Some(best), Some(sweep)) = (job.best, &job.spec.sweep) {
+            facts.metrics.insert(sweep.objective.metric.clone(), best.value);
+        }
+        facts
+    });
+    Ok((facts.collect(), lost))
+}
+
+/// Numbers before texts, and what is not known last.
+fn ordered(one: &Line, other: &Line, sort: &SortKey, now: Timestamp) -> Ordering {
+    let (one, other) = (key(one, &sort.column, now), key(other, &sort.column, now));
+    let order = match (&one, &other) {
+        (None, None) => return Ordering::Equal,
+        (None, Some(_)) => return Ordering::Greater,
+        (Some(_), None) => return Ordering::Less,
+        (Some(one), Some(other)) => match (one.parse::<f64>(), other.parse::<f64>()) {
+            (Ok(one), Ok(other)) => one.total_cmp(&other),
+            (Ok(_), Err(_)) => Ordering::Less,
+            (Err(_), Ok(_)) => Ordering::Greater,
+            (Err(_), Err(_)) => one.cmp(other),
+        },
+    };
+    if sort.greatest { order.reverse() } else { order }
+}
+
+/// By what a line is sorted; a number is written as one.
+fn key(line: &Line, column: &Column, now: Timestamp) -> Option<String> {
+    let (job, resources) = (&line.job, &line.job.spec.resources);
+    match column {
+        Column::Age => Some(now.since(Timestamp(job.submitted_ms)).as_millis().to_string()),
+        Column::Time => job.duration(now).map(|time| time.as_millis().to_string()),
+        Column::Memory => Some(resources.memory.to_string()),
+        Column::Gpus => Some(resources.gpus.to_string()),
+        Column::Cpus => Some(resources.cpus.to_string()),
+        Column::Metric(name) => {
+            line.facts.metrics.get(name).filter(|value| !value.is_nan()).map(f64::to_string)
+        }
+        Column::Param(name) => line.facts.params.get(name).cloned(),
+        other => Some(text(line, other, now)).filter(|text| !text.is_empty()),
+    }
+}
+
+/// Jobs as a table of the usual columns.
+pub(super) fn table(jobs: Vec<JobView>, own: &str, now: Timestamp, paper: Paper) -> String {
+    let line = |job| Line { job, facts: RunFacts::default() };
+    render(&jobs.into_iter().map(line).collect::<Vec<_>>(), own, &Columns::default(), now, paper)
+}
+
+/// Lines as a table. An owner is shown where he is not `own`, or where no columns are chosen.
+fn render(lines: &[Line], own: &str, columns: &Columns, now: Timestamp, paper: Paper) -> String {
+    let has = |is: fn(&JobView, &str) -> bool| lines.iter().any(|line| is(&line.job, own));
     let usual: Vec<Column> = [Column::Name, Column::State, Column::Age, Column::Time]
         .into_iter()
-        .chain(jobs.iter().any(|job| job.exit_code.is_some_and(|code| code != 0)).then_some(Column::Exit))
-        .chain(jobs.iter().any(|job| job.owner != own).then_some(Column::Owner))
+        .chain(has(|job, _| job.exit_code.is_some_and(|code| code != 0)).then_some(Column::Exit))
+        .chain(has(|job, own| job.owner != own).then_some(Column::Owner))
         .chain([Column::What])
         .collect();
-    let columns = if columns.0.is_empty() { &usual } else { &columns.0 };
-    let headings: Vec<&str> = columns.iter().map(|column| column.heading()).collect();
+    let columns = if columns.shown.is_empty() { &usual } else { &columns.shown };
+    let headings: Vec<&str> = columns.iter().map(Column::heading).collect();
     let at = |is: fn(&Column) -> bool| -> Vec<usize> {
         columns.iter().enumerate().filter(|(_, column)| is(column)).map(|(at, _)| at).collect()
     };
     let names = at(|column| matches!(column, Column::Name | Column::Owner | Column::Node));
     let mut table = Table::new(&headings, &at(Column::is_number)).with_names(&names).whole_first();
-    for job in jobs {
-        table.row(columns.iter().map(|column| cell(job, *column, now)));
+    for line in lines {
+        table.row(columns.iter().map(|column| cell(line, column, now)));
     }
     table.render(paper)
 }
 
-fn cell(job: &JobView, column: Column, now: Timestamp) -> Cell {
-    let resources = &job.spec.resources;
+fn cell(line: &Line, column: &Column, now: Timestamp) -> Cell {
+    match column {
+        Column::State => Cell::new(line.job.tone(), &line.job.state),
+        Column::Exit if line.job.exit_code.is_some_and(|code| code != 0) => {
+            Cell::new(Tone::Bad, text(line, column, now))
+        }
+        _ => Cell::from(text(line, column, now)),
+    }
+}
+
+fn text(line: &Line, column: &Column, now: Timestamp) -> String {
+    let (job, resources) = (&line.job, &line.job.spec.resources);
     let some = |number: u32| if number == 0 { String::new() } else { number.to_string() };
-    Cell::from(match column {
+    match column {
         Column::Name => job.job.clone(),
-        Column::State => return Cell::new(job.tone(), &job.state),
+        Column::State => job.state.clone(),
         Column::Age => short(now.since(Timestamp(job.submitted_ms))),
         Column::Time => job.duration(now).map(clock).unwrap_or_default(),
-        Column::Exit => return exit_cell(job),
+        Column::Exit => job.exit_code.map(|code| code.to_string()).unwrap_or_default(),
         Column::Owner => job.owner.clone(),
         Column::Node => {
             let nodes: Vec<&str> = job.replicas.iter().map(|replica| replica.node.as_str()).collect();
@@ -247,7 +348,9 @@ fn cell(job: &JobView, column: Column, now: Timestamp) -> Cell {
         Column::Experiment => job.experiment.clone(),
         Column::Title => job.what(),
         Column::What => what(job),
-    })
+        Column::Metric(name) => line.facts.metrics.get(name).copied().map(number).unwrap_or_default(),
+        Column::Param(name) => line.facts.params.get(name).cloned().unwrap_or_default(),
+    }
 }
 
 /// What is to be known of a job beside its state. Why it waits comes first, because that differs from job to job.
@@ -265,24 +368,55 @@ fn what(job: &JobView) -> String {
     }
 }
 
-fn exit_cell(job: &JobView) -> Cell {
-    match job.exit_code {
-        Some(0) => Cell::from("0"),
-        Some(code) => Cell::new(Tone::Bad, code.to_string()),
-        None => Cell::default(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::view::tests::{ended, failed};
     use super::*;
     use crate::output::text::Ink;
 
+    fn line(job: &JobView, metrics: &[(&str, f64)], params: &[(&str, &str)]) -> Line {
+        let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let params = params.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        Line { job: job.clone(), facts: RunFacts { metrics, params, ..RunFacts::default() } }
+    }
+
+    #[test]
+    fn test_lines_are_sorted_by_any_column_and_what_is_unknown_is_last() {
+        let named = |name: &str| JobView { job: name.into(), ..ended() };
+        let lines = [
+            line(&named("b"), &[("loss", 10.0)], &[("lr", "1e-2")]),
+            line(&named("a"), &[("loss", f64::NAN)], &[]),
+            line(&named("c"), &[("loss", 9.0)], &[("lr", "auto")]),
+            line(&named("d"), &[], &[("lr", "0.001")]),
+        ];
+        let order = |key: &str| {
+            let (sort, mut lines) = (key.parse().unwrap(), lines.iter().collect::<Vec<_>>());
+            lines.sort_by(|one, other| ordered(one, other, &sort, Timestamp(1_200_000)));
+            lines.iter().map(|line| line.job.job.as_str()).collect::<String>()
+        };
+        let sorted = ["name", "-name", "metric:loss", "-metric:loss", "param:lr", "age"].map(order);
+        assert_eq!(sorted, ["abcd", "dcba", "cbad", "bcad", "dbca", "bacd"]);
+        let text = render(
+            &lines,
+            "root",
+            &Columns {
+                shown: "name,metric:loss,param:lr".parse::<crate::cli::ColumnList>().unwrap().0,
+                sort: None,
+            },
+            Timestamp(0),
+            Paper { ink: Ink::PLAIN, width: 80 },
+        );
+        assert_eq!(
+            text,
+            "NAME  loss     lr\nb       10   1e-2\na      NaN\nc        9   auto\nd           0.001\n"
+        );
+    }
+
     fn shown(jobs: &[JobView], columns: &str, width: usize) -> String {
-        let columns =
-            Columns(columns.parse().map(|columns: crate::cli::ColumnList| columns.0).unwrap_or_default());
-        table(jobs, "root", &columns, Timestamp(1_200_000), Paper { ink: Ink::PLAIN, width })
+        let shown = columns.parse().map(|columns: crate::cli::ColumnList| columns.0).unwrap_or_default();
+        let lines: Vec<Line> = jobs.iter().map(|job| line(job, &[], &[])).collect();
+        let columns = Columns { shown, sort: None };
+        render(&lines, "root", &columns, Timestamp(1_200_000), Paper { ink: Ink::PLAIN, width })
     }
 
     #[test]
@@ -305,7 +439,7 @@ mod tests {
         insta::assert_snapshot!("wide", shown(&[ended(), failed()], "wide", 120));
         insta::assert_snapshot!("chosen", shown(&[failed()], "name,exit,title", 80));
         let refused = "name,metric".parse::<crate::cli::ColumnList>().unwrap_err();
-        assert!(refused.starts_with("there is no column `metric`; there are wide, name, state"), "{refused}");
+        assert!(refused.starts_with("there is no column `metric`; there are name, state"), "{refused}");
     }
 
     #[test]

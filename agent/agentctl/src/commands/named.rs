@@ -6,7 +6,7 @@ use agent_proto::v1;
 use serde::Serialize;
 
 /// What came of the name of an output.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct NamedView {
     pub(crate) output: String,
     pub(crate) name: String,

@@ -1,18 +1,16 @@
-//! `nodes`: the machines, one line each, and below them their GPUs.
+//! The machines, one line each with what is used of them, and below them their GPUs.
 
-use agent_model::{Clock, SystemClock, Timestamp, size};
+use std::collections::BTreeMap;
+
+use agent_model::{Timestamp, size};
 use agent_proto::v1;
 use serde::Serialize;
-use serde_json::json;
 
 use super::gpus;
 use super::view::NodeView;
-use crate::cli::JsonArgs;
-use crate::client::{Client, Target};
-use crate::failure::Failure;
+use crate::output::Paper;
 use crate::output::table::{Cell, Table};
-use crate::output::text::{Tone, age, clean};
-use crate::output::{Output, Paper};
+use crate::output::text::{Tone, clean, short};
 
 /// How the controller makes itself reachable for a machine.
 #[derive(Debug, Clone, Serialize)]
@@ -37,21 +35,21 @@ impl From<v1::Tunnel> for TunnelView {
     }
 }
 
-/// Lists the machines.
-pub(super) async fn nodes(args: &JsonArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
-    let client = Client::find(to).await?;
-    let nodes = client.machines().await?.nodes;
-    let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
-    if args.json {
-        return output.json(&json!({ "nodes": nodes }));
-    }
-    let paper = output.paper();
-    let gpus = gpus::table(&nodes, paper);
-    let told = notices(&nodes, paper);
-    let parts =
-        [table(&nodes, SystemClock.now(), paper), told, labels(&nodes, paper), tunnels(&nodes, paper), gpus];
-    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    output.print(&parts.join("\n"))
+/// Everything about the machines; `users` are those whose jobs run there, in words, by machine.
+pub(super) fn described(
+    nodes: &[NodeView],
+    users: &BTreeMap<String, String>,
+    now: Timestamp,
+    paper: Paper,
+) -> String {
+    let parts = [
+        table(nodes, users, now, paper),
+        notices(nodes, paper),
+        labels(nodes, paper),
+        tunnels(nodes, paper),
+        gpus::table(nodes, paper),
+    ];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
 /// Which will be taken away, and which could not start jobs; nothing where none is either.
@@ -87,28 +85,48 @@ fn tunnels(nodes: &[NodeView], paper: Paper) -> String {
     if any { table.render(paper) } else { String::new() }
 }
 
-/// Machines as a table.
-pub(super) fn table(nodes: &[NodeView], now: Timestamp, paper: Paper) -> String {
-    let headings = ["NODE", "CONDITION", "SLOTS", "CPUS", "GPUS", "MEMORY", "DISK FREE", "SEEN", "SYSTEM"];
+/// Machines as a table: of what they have, how much is used.
+pub(super) fn table(
+    nodes: &[NodeView],
+    users: &BTreeMap<String, String>,
+    now: Timestamp,
+    paper: Paper,
+) -> String {
+    let headings = ["NODE", "CONDITION", "JOBS", "CPUS", "MEMORY", "GPUS", "DISK", "SEEN", "USERS"];
     let mut table = Table::new(&headings, &[2, 3, 4, 5, 6, 7]);
     for node in nodes {
         let inventory = &node.inventory;
+        // Where jobs have slots, nobody counts the rest.
+        let by_size = inventory.job_cpus != 0;
+        let used = |used: String, total: String| if by_size { format!("{used}/{total}") } else { total };
+        let held = inventory.gpus.iter().filter(|gpu| gpu.held.is_some()).count();
         table.row([
             Cell::from(&node.node),
             Cell::new(node.tone(), node.condition()),
-            Cell::from(match inventory.job_cpus {
-                0 => format!("{}/{}", node.slots_used, inventory.slots),
-                _ => format!("{}/auto", node.slots_used),
+            Cell::from(match by_size {
+                false => format!("{}/{}", node.slots_used, inventory.slots),
+                true => format!("{}/auto", node.slots_used),
             }),
-            Cell::from(inventory.cpus.to_string()),
-            Cell::from(gpus::fit(inventory)),
-            Cell::from(size::binary(inventory.memory)),
-            Cell::from(size::binary(node.disk_free_bytes)),
-            Cell::from(age(Timestamp(node.last_seen_ms), now)),
-            Cell::from(&inventory.os),
+            Cell::from(used(node.cpus_used.to_string(), inventory.cpus.to_string())),
+            Cell::from(match by_size {
+                false => size::binary(inventory.memory),
+                true => of(node.memory_used_bytes, inventory.memory),
+            }),
+            Cell::from(match inventory.gpus.len() {
+                0 => "0".to_owned(),
+                total => format!("{held}/{total}"),
+            }),
+            Cell::from(of(inventory.disk.saturating_sub(node.disk_free_bytes), inventory.disk)),
+            Cell::from(short(now.since(Timestamp(node.last_seen_ms)))),
+            Cell::from(users.get(&node.node).map_or("", String::as_str)),
         ]);
     }
     table.render(paper)
+}
+
+/// `380/500 GiB`
+fn of(used: u64, whole: u64) -> String {
+    size::part(used, whole).replace(" of ", "/")
 }
 
 #[cfg(test)]
@@ -138,8 +156,8 @@ pub(super) mod tests {
             slots_used: 1,
             cpus_used: 0,
             memory_used_bytes: 0,
-            disk_free_bytes: 120_000_000_000,
-            memory_free_bytes: 8_000_000_000,
+            disk_free_bytes: 120 << 30,
+            memory_free_bytes: 8 << 30,
             tunnel: None,
             preemption: None,
             held_back: None,
@@ -147,8 +165,8 @@ pub(super) mod tests {
                 os: "Ubuntu 22.04.4 LTS".into(),
                 cpus: 8,
                 slots: 2,
-                memory: 16_000_000_000,
-                disk: 500_000_000_000,
+                memory: 16 << 30,
+                disk: 500 << 30,
                 findings: vec![
                     finding("python", Grade::Good, "3.11", "pip environments can be built", None),
                     finding(
@@ -215,17 +233,21 @@ pub(super) mod tests {
     #[test]
     fn test_table_fits_80_columns() {
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
-        insta::assert_snapshot!(table(&[small()], Timestamp(1_003_000), paper), @r"
-            NODE  CONDITION  SLOTS  CPUS  GPUS  MEMORY  DISK FREE  SEEN  SYSTEM
-            box   ready        1/2     8     0   16 GB     120 GB   3 s  Ubuntu 22.04.4 LTS
+        let users = BTreeMap::from([("box".to_owned(), "ada 2, bert".to_owned())]);
+        let shown = |nodes: &[NodeView]| table(nodes, &users, Timestamp(1_003_000), paper);
+        insta::assert_snapshot!(shown(&[small()]), @r"
+            NODE  CONDITION  JOBS  CPUS  MEMORY  GPUS         DISK  SEEN  USERS
+            box   ready       1/2     8  16 GiB     0  380/500 GiB    3s  ada 2, bert
         ");
         let mut long = small();
         long.node = "gpu-worker-eu-central-1a-0123456789abcdef.compute.internal".into();
         long.liveness = "not_responding".into();
-        insta::assert_snapshot!(table(&[small(), long], Timestamp(1_003_000), paper), @r"
-            NODE                CONDITION       SLOTS  CPUS  GPUS  MEMORY  DISK FREE  SEEN
-            box                 ready             1/2     8     0   16 GB     120 GB   3 s
-            gpu-worke…internal  not_responding    1/2     8     0   16 GB     120 GB   3 s
+        long.inventory.job_cpus = 7;
+        (long.cpus_used, long.memory_used_bytes) = (3, 4 << 30);
+        insta::assert_snapshot!(shown(&[small(), long]), @r"
+            NODE                CONDITION         JOBS  CPUS    MEMORY  GPUS         DISK  SEEN
+            box                 ready              1/2     8    16 GiB     0  380/500 GiB    3s
+            gpu-worke…internal  not_responding  1/auto   3/8  4/16 GiB     0  380/500 GiB    3s
         ");
         insta::assert_snapshot!("json", pretty(&small()));
     }

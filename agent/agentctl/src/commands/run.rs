@@ -8,7 +8,7 @@ use agent_model::{Code, Stream, size};
 
 use super::download::left_out_of;
 use super::follow::{Ended, Wants, follow};
-use super::metrics::Recorded;
+use super::recorded::Recorded;
 use super::view::JobView;
 use super::{pipelines, submit, sweeps};
 use crate::cli::RunArgs;
@@ -138,7 +138,7 @@ fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) 
         );
         for entry in outputs.iter().take(SHOWN) {
             let path = crate::output::text::clean(&entry.path);
-            let _ = writeln!(text, "  {:>8}  {path}", size::binary(entry.digest.size));
+            let _ = writeln!(text, "  {:>10}  {path}", size::binary(entry.digest.size));
         }
         if outputs.len() > SHOWN {
             let _ = writeln!(text, "  and {} more", outputs.len() - SHOWN);
@@ -177,7 +177,7 @@ mod tests {
             digest: agent_model::Digest { size, ..agent_model::Digest::EMPTY },
             executable: false,
         };
-        let entries = [entry("outputs/best.json", 96), entry("outputs/model.bin", 1_200_000)];
+        let entries = [entry("outputs/best.json", 96), entry("outputs/model.bin", 3 << 19)];
         let mut job = ended();
         job.named = ["3", ""].map(named).into();
         if let Some(outcome) = &mut job.outcome {
@@ -189,9 +189,9 @@ mod tests {
             METRIC  LAST   MIN  MAX  COUNT
             loss    0.25  0.25  0.5      2
 
-            outputs: 2 files, 1.2 MB
-                  96 B  outputs/best.json
-                1.2 MB  outputs/model.bin
+            outputs: 2 files, 1.1 MiB
+                    96 B  outputs/best.json
+                 1.5 MiB  outputs/model.bin
             get them: agentctl download train-1
             left out: outputs/latest -> /x/best.json points outside the directory
             output model is azureml:iris:3

@@ -172,8 +172,8 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
         let _ = write!(text, "\n{}", machine(node, now, paper));
     }
     if !glance.jobs.is_empty() {
-        let shown = &glance.jobs[..glance.jobs.len().min(SHOWN)];
-        let _ = write!(text, "\n{}", jobs::table(shown, &glance.own, &jobs::Columns::default(), now, paper));
+        let shown = glance.jobs[..glance.jobs.len().min(SHOWN)].to_vec();
+        let _ = write!(text, "\n{}", jobs::table(shown, &glance.own, now, paper));
         if glance.jobs.len() > SHOWN {
             let _ = writeln!(text, "and {} more: agentctl jobs --active --all", glance.jobs.len() - SHOWN);
         }
@@ -364,8 +364,8 @@ mod tests {
             running: 0,
             pid: 7,
             incarnation: "x".into(),
-            store_bytes: 1_200_000_000,
-            store_limit_bytes: 25_000_000_000,
+            store_bytes: 3 << 29,
+            store_limit_bytes: 25 << 30,
             shutdown: None,
             notices: Vec::new(),
         };
@@ -402,7 +402,7 @@ mod tests {
               link    not connected for 2 min, heard 2 min ago: connection refused
               state   /home/ada/agentd
               socket  /home/ada/agentd/agentd.sock
-              store   1.2 GB of at most 25 GB
+              store   1.5 GiB of at most 25 GiB
               jobs    0 in work here
         ");
         insta::assert_snapshot!(hints(&glance, Timestamp(1_200_000)).join("\n"), @r"
@@ -420,12 +420,12 @@ mod tests {
             agentd 0.1.0 of ada, up 3 min 20 s, process 7
               state   /home/ada/agentd
               socket  /home/ada/agentd/agentd.sock
-              store   1.2 GB of at most 25 GB
+              store   1.5 GiB of at most 25 GiB
               jobs    0 in work, 0 waiting
 
             box ready, seen 3 min ago, 1 of 2 slots used
-              Ubuntu 22.04.4 LTS, 8 CPUs, 0 GPUs, 16 GB
-              disk: 120 GB free of 500 GB
+              Ubuntu 22.04.4 LTS, 8 CPUs, 0 GPUs, 16 GiB
+              disk: 120 GiB free of 500 GiB
               limited  gpu
               good     python
         ");

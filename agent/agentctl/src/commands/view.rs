@@ -3,7 +3,6 @@
 
 mod spec;
 
-use agent_model::job::Input;
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::{Outcome, Usage};
 use agent_model::pipeline::Pipeline;
@@ -19,13 +18,14 @@ use super::awake::ShutdownView;
 use super::named::NamedView;
 use super::nodes::TunnelView;
 use super::preempt::PreemptionView;
+use super::recorded::with_values;
 use super::sweeps::{BestView, TrialView};
 use crate::client::person;
 use crate::output::Paper;
 use crate::output::text::{Tone, clean, duration};
 
 /// The state of a job.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct JobView {
     pub(crate) job: String,
     pub(crate) state: String,
@@ -65,7 +65,7 @@ pub(crate) struct JobView {
 }
 
 /// A fault.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct FaultView {
     code: &'static str,
     what: String,
@@ -76,7 +76,7 @@ pub(crate) struct FaultView {
 }
 
 /// A job's stored outputs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct ArtifactsView {
     pub(crate) root: String,
     pub(crate) files: u64,
@@ -101,7 +101,7 @@ impl StepView {
 }
 
 /// A rank of the latest attempt.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct ReplicaView {
     pub(crate) rank: u32,
     pub(crate) node: String,
@@ -229,10 +229,7 @@ impl JobView {
         if !is_made || command.contains('\n') {
             return self.title.clone();
         }
-        self.spec.inputs.iter().fold(command.to_owned(), |text, (name, input)| match input {
-            Input::Literal(value) => text.replace(&format!("${{{{inputs.{name}}}}}"), value),
-            _ => text,
-        })
+        with_values(&self.spec)
     }
 
     /// What went wrong, if it is known.

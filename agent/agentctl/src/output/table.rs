@@ -28,7 +28,7 @@ impl<T: AsRef<str>> From<T> for Cell {
 /// Rows below headings.
 #[derive(Debug)]
 pub(crate) struct Table {
-    headings: Vec<&'static str>,
+    headings: Vec<String>,
     /// Columns of numbers, whose cells are aligned right.
     right: Vec<usize>,
     /// Columns of names, which may be cut.
@@ -49,9 +49,9 @@ const LEAST_NAME: usize = 18;
 
 impl Table {
     /// An empty table; the columns `right` hold numbers. The first column is one of names.
-    pub(crate) fn new(headings: &[&'static str], right: &[usize]) -> Table {
+    pub(crate) fn new(headings: &[impl AsRef<str>], right: &[usize]) -> Table {
         Table {
-            headings: headings.to_vec(),
+            headings: headings.iter().map(|heading| heading.as_ref().to_owned()).collect(),
             right: right.to_vec(),
             names: vec![0],
             whole_first: false,
@@ -78,7 +78,7 @@ impl Table {
     /// The table as text. Where it is too wide, its last column is cut at the end, and names in the middle, because their
     /// ends tell them apart.
     pub(crate) fn render(&self, paper: Paper) -> String {
-        let heading = |text: &&str| Cell::new(Tone::Strong, text);
+        let heading = |text: &String| Cell::new(Tone::Strong, text);
         let head: Vec<Cell> = self.headings.iter().map(heading).collect();
         let widths = self.widths(&head, paper.width);
         let mut text = String::new();

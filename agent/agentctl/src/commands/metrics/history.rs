@@ -1,13 +1,12 @@
 //! Every point of the metrics of jobs, in the order in which they were recorded.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use agent_model::Timestamp;
 use agent_model::tracking::{TrackingLine, TrackingRecord};
 use serde_json::{Value, json};
 
-use super::value;
+use super::{full_name, quoted, value};
 use crate::output::Paper;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{moment, number};
@@ -31,7 +30,7 @@ impl Point {
             else {
                 return None;
             };
-            let metric = super::full_name(&run, metric);
+            let metric = full_name(&run, metric);
             let is_wanted = wanted.is_empty() || wanted.contains(&metric);
             is_wanted.then(|| Point { job: job.to_owned(), metric, step, time, value })
         };
@@ -57,13 +56,6 @@ pub(super) fn csv(points: &[Point]) -> String {
         let _ = writeln!(text, "{job},{},{step},{time},{value}", quoted(metric)); // into memory
     }
     text
-}
-
-fn quoted(field: &str) -> Cow<'_, str> {
-    match field.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")).into(),
-        false => field.into(),
-    }
 }
 
 /// For people; the job is named when there are several.
