@@ -25,11 +25,11 @@ const LEFT: &[(&str, &[&str])] = &[
 
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
-    ("agent/agentctl", 13_400),
+    ("agent/agentctl", 14_600),
     ("agent/agentd", 17_500),
     ("agent/attach", 2_400),
     ("agent/blocking", 100),
-    ("agent/cas", 8_700),
+    ("agent/cas", 8_900),
     ("agent/command", 600),
     ("agent/control", 16_400),
     ("agent/env", 4_300),

@@ -10,6 +10,7 @@
 
 mod check;
 mod conda;
+pub(crate) mod made;
 mod pipeline;
 mod plan;
 mod remark;

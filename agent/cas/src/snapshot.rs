@@ -23,6 +23,7 @@ mod scan;
 mod stamp;
 mod statcache;
 mod tree;
+mod usual;
 mod walk;
 
 use std::os::fd::{AsFd, OwnedFd};

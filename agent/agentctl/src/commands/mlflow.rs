@@ -25,6 +25,7 @@ use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
+use crate::prepare::made;
 
 /// How many jobs are shown if none is named.
 const LATEST: u32 = 20;
@@ -51,6 +52,7 @@ pub(super) async fn mlflow(
 async fn export(client: &Client, args: &ExportArgs, output: &mut Output) -> Result<(), Failure> {
     let meant = named(client, &args.jobs).await?;
     Box::pin(write(client, meant, &args.to, !args.no_artifacts, output)).await?;
+    made::remember(&args.to);
     let dir = args.to.display();
     output.note(&format!("see them: {ALLOW}=true mlflow ui --backend-store-uri {dir}"));
     Ok(())

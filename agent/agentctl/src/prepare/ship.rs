@@ -12,6 +12,7 @@ use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, s
 use tonic::Status;
 
 use super::Plan;
+use super::made;
 use super::pipeline::of_step;
 use super::survey::{is_key, keys};
 use crate::cli::variable;
@@ -85,7 +86,7 @@ pub(super) enum Kind {
 impl Kind {
     /// How the files of a directory are chosen.
     pub(super) fn choice<'a>(self, never: &'a [PathBuf], cache: Option<&'a StatCache>) -> Choice<'a> {
-        Choice { whole: self == Kind::Whole, cache, never }
+        Choice { whole: self == Kind::Whole, code: self == Kind::Code, cache, never }
     }
 }
 
@@ -143,7 +144,8 @@ impl Sender<'_> {
         if let Some(cache) = self.cache.as_ref().filter(|_| self.care == Care::Rehash) {
             cache.forget(path);
         }
-        let read = || read(kind, path.to_owned(), self.never.clone(), self.cache.clone());
+        let never = never(kind, path, &self.never);
+        let read = || read(kind, path.to_owned(), never.clone(), self.cache.clone());
         let unsent = |error| unsent(what, path, &error);
         output.busy(&format!("{what}: reading {}", path.display()));
         let mut snapshot = read().await.map_err(|error| unreadable(what, path, &error))?;
@@ -183,6 +185,12 @@ impl Sender<'_> {
     }
 }
 
+/// The directories that are not entered: of code also those that were fetched from jobs.
+pub(super) fn never(kind: Kind, path: &Path, own: &[PathBuf]) -> Vec<PathBuf> {
+    let made = if kind == Kind::Code { made::below(path) } else { Vec::new() };
+    own.iter().cloned().chain(made).collect()
+}
+
 async fn read(
     kind: Kind,
     path: PathBuf,
@@ -219,9 +227,9 @@ fn warn(snapshot: &Snapshot, path: &Path, output: &mut Output) {
         output.warn(&format!("and {} more of this kind", snapshot.warnings.len() - SHOWN));
     }
     if snapshot.bytes > LARGE {
-        let largest = snapshot.largest.iter().take(3);
+        let entries = snapshot.heaviest().into_iter().take(3);
         let largest: Vec<_> =
-            largest.map(|(name, size)| format!("{name} ({})", size::binary(*size))).collect();
+            entries.map(|(name, size)| format!("{name} ({})", size::binary(size))).collect();
         output.warn(&format!(
             "{} has {}; the largest: {}. What the job does not need can stand in a .amlignore there",
             path.display(),

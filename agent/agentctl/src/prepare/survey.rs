@@ -10,7 +10,7 @@ use agent_cas::snapshot::Survey;
 use agent_model::{Code, Fault, size};
 
 use super::Plan;
-use super::ship::{Kind, unreadable};
+use super::ship::{self, Kind, unreadable};
 use crate::output::Paper;
 use crate::output::text::{clean, count, wrap};
 
@@ -108,7 +108,7 @@ impl Plan {
                 let _ = writeln!(text, "{what}: {}, {}", path.display(), size::binary(size));
                 continue;
             }
-            let (dir, never) = (path.to_owned(), never.to_vec());
+            let (dir, never) = (path.to_owned(), ship::never(kind, path, never));
             let survey = blocking(move || kind.choice(&never, None).survey(&dir)).await;
             let survey = survey.map_err(|error| unreadable(&what, path, &error))?;
             text.push_str(&told(&what, path, &survey, paper));
@@ -179,7 +179,7 @@ mod tests {
               left out, by rule:
                      1  .amlignore:2: *.ckpt  (a.ckpt)
               warning: .amlignore is there, so .gitignore has no effect
-              warning: state belongs to agentd itself; left out
+              warning: state was made by agentd; left out
               warning: .env looks like a key or password, for everybody to read who may read the job; a .amlignore keeps them out
         ");
         let dir = project(&[

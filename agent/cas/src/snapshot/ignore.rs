@@ -8,7 +8,7 @@ use gix_glob::Pattern;
 use gix_glob::pattern::Mode;
 use gix_glob::wildmatch;
 
-/// The patterns of a file, each with the number of its line.
+/// The patterns of a file, each with the number of its line; 0 is of a pattern that every project has.
 #[derive(Debug, Default)]
 pub(super) struct Ignore {
     file: &'static str,
@@ -23,6 +23,22 @@ impl Ignore {
         Ignore { file, patterns }
     }
 
+    /// The name of the file.
+    pub(super) fn file(&self) -> &'static str {
+        self.file
+    }
+
+    /// The same behind patterns that every project has: what the file says counts more.
+    pub(super) fn behind(self, usual: &str) -> Ignore {
+        let usual = gix_ignore::parse(usual.as_bytes(), false).map(|(pattern, _, _)| (pattern, 0));
+        Ignore { patterns: usual.chain(self.patterns).collect(), ..self }
+    }
+
+    /// A line says that the entry is not to be left out.
+    pub(super) fn asks_for(&self, name: &str, path: &str, is_dir: bool) -> bool {
+        self.last(name, path, is_dir).is_some_and(|(pattern, _)| pattern.is_negative())
+    }
+
     /// No line has a pattern.
     pub(super) fn is_empty(&self) -> bool {
         self.patterns.is_empty()
@@ -30,9 +46,16 @@ impl Ignore {
 
     /// The rule that leaves out the entry `name`, whose path is `path`, for people. The last that matches decides.
     pub(super) fn rule(&self, name: &str, path: &str, is_dir: bool) -> Option<String> {
-        let matching = |(pattern, _): &&(Pattern, usize)| matches(pattern, name, path, is_dir);
-        let (pattern, line) = self.patterns.iter().rev().find(matching)?;
-        (!pattern.is_negative()).then(|| format!("{}:{line}: {pattern}", self.file))
+        let (pattern, line) = self.last(name, path, is_dir)?;
+        (!pattern.is_negative()).then(|| match line {
+            0 => format!("{pattern} (always; a line !{pattern} in {} sends it)", self.file),
+            line => format!("{}:{line}: {pattern}", self.file),
+        })
+    }
+
+    /// The last that matches.
+    fn last(&self, name: &str, path: &str, is_dir: bool) -> Option<&(Pattern, usize)> {
+        self.patterns.iter().rev().find(|(pattern, _)| matches(pattern, name, path, is_dir))
     }
 }
 
@@ -66,6 +89,14 @@ mod tests {
             assert!(ignored("a**/b", path), "{path}");
         }
         assert!(ignored("/.a**/**", ".a") && !ignored("a**/b", "c/ab") && !ignored("a**/b", "abb"));
+    }
+
+    #[test]
+    fn test_what_every_project_has_gives_way_to_a_line() {
+        let ignore = Ignore::parse("f", b"!/b/\n".to_vec()).behind("/a/\n/b/\n");
+        assert_eq!(ignore.rule("a", "a", true).unwrap(), "/a/ (always; a line !/a/ in f sends it)");
+        assert!(ignore.rule("b", "b", true).is_none() && ignore.asks_for("b", "b", true));
+        assert!(!ignore.asks_for("a", "a", true) && !ignore.asks_for("c", "c", true));
     }
 
     #[test]

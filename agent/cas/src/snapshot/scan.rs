@@ -93,6 +93,15 @@ impl Snapshot {
         }
     }
 
+    /// The entries of its root and their sizes in bytes, a folder with all below it, the largest first.
+    pub fn heaviest(&self) -> Vec<(String, u64)> {
+        let files = self.top.files.iter().map(|leaf| (leaf.place.name.to_string(), leaf.stamp.size));
+        let folders = self.top.folders.iter().map(|(name, folder)| (format!("{name}/"), sums(folder).1));
+        let mut entries: Vec<(String, u64)> = files.chain(folders).collect();
+        entries.sort_by_key(|(_, size)| Reverse(*size));
+        entries
+    }
+
     /// The files whose directory and name are `wanted`.
     pub fn named(&self, wanted: impl Fn(&str, &str) -> bool) -> Vec<String> {
         self.top.named(wanted)
@@ -163,6 +172,8 @@ impl Folder {
 pub struct Choice<'a> {
     /// All it holds: no ignore rules, because the caller has rules of its own for it.
     pub whole: bool,
+    /// It is the code of a job: what earlier jobs left and what tools make again is left out.
+    pub code: bool,
     /// Hashes of files that were read before.
     pub cache: Option<&'a StatCache>,
     /// Directories that are never entered, by whatever path the walk reaches them. A missing one is ignored.
@@ -194,7 +205,11 @@ impl Choice<'_> {
     }
 
     pub(super) fn rules(&self) -> Rules {
-        if self.whole { Rules::Everything } else { Rules::Code }
+        match (self.whole, self.code) {
+            (true, _) => Rules::Everything,
+            (false, true) => Rules::Project,
+            (false, false) => Rules::Code,
+        }
     }
 
     pub(super) fn walk(&self, dir: &Path, left_out: &mut LeftOut) -> Result<Folder, ScanError> {

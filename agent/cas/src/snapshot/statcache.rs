@@ -93,7 +93,7 @@ impl StatCache {
     pub(super) fn page(&self, rules: Rules, dir: &Path) -> Page<'_> {
         let whole = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
         let kind: &[u8] = match rules {
-            Rules::Code => b"code\0",
+            Rules::Code | Rules::Project => b"code\0",
             Rules::Everything | Rules::Outputs => b"everything\0",
         };
         let name = digest_of(&[kind, whole.as_os_str().as_bytes()].concat());

@@ -27,7 +27,7 @@ use super::left_out::{LeftOut, ScanError, Unread, is_kept_back};
 use super::links::{Leads, LinkTarget, Steps, follow};
 use super::stamp::Stamp;
 use super::tree::join;
-use super::{MAX_DEPTH, open_text_beneath};
+use super::{MAX_DEPTH, open_text_beneath, usual};
 use crate::parallel;
 
 /// Bytes of a listing that are fetched at once: some hundred names.
@@ -228,11 +228,16 @@ impl Folder {
 /// Left out of every snapshot of code.
 pub(super) const GIT: &str = "nothing named .git is sent";
 
+/// The same of code.
+const VENV: &str = "a virtual environment (pyvenv.cfg)";
+
 /// Which entries of a directory count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rules {
     /// Code: by `.amlignore` or else `.gitignore` in the root, and nothing named `.git`.
     Code,
+    /// The code of a job: the same without what earlier jobs left and what tools make again.
+    Project,
     /// Everything.
     Everything,
     /// What a job produced: everything that can be read.
@@ -248,6 +253,7 @@ pub(super) fn walk(
 ) -> Result<Folder, ScanError> {
     let ignore = match rules {
         Rules::Code => read_ignore_file(root, left_out)?,
+        Rules::Project => usual::rules(&root.path, read_ignore_file(root, left_out)?, left_out),
         Rules::Everything | Rules::Outputs => Ignore::default(),
     };
     let walker = Walker { root, rules, never, ignore, last: AtomicUsize::new(0), seen: AtomicUsize::new(0) };
@@ -412,13 +418,18 @@ impl Walker<'_> {
                 None
             }
             Ok(fd) if self.is_barred(&fd) => {
-                left_out.warn(&path, "belongs to agentd itself");
+                left_out.warn(&path, "was made by agentd");
                 None
             }
             Ok(fd) => {
                 let dir = Arc::new(Dir { root: Arc::clone(self.root), path });
                 let mut listing = Listing { walker: self, fd: fd.as_fd(), dir, left_out: &mut left_out };
                 let (folder, names) = listing.read()?;
+                if self.is_python(&folder, &name, &listing.dir.path) {
+                    let path = listing.dir.path.clone();
+                    left_out.by_rule(VENV, 1, [path]);
+                    return Ok(Listed { number, parent, name, folder: None, left_out });
+                }
                 found.extend(names.into_iter().map(|name| DirectoryTask {
                     number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
                     parent: Some(number),
@@ -432,6 +443,15 @@ impl Walker<'_> {
         Ok(Listed { number, parent, name, folder, left_out })
     }
 
+    /// Whether a directory is a virtual environment that nobody asks for: where the job runs, it does not work.
+    fn is_python(&self, folder: &Folder, name: &str, path: &str) -> bool {
+        let has = |file: &str| folder.files.iter().any(|leaf| &*leaf.place.name == file);
+        self.rules == Rules::Project
+            && !path.is_empty()
+            && has("pyvenv.cfg")
+            && !self.ignore.asks_for(name, path, true)
+    }
+
     fn is_barred(&self, dir: &OwnedFd) -> bool {
         let is = |stat: Stat| self.never.contains(&(stat.st_dev, stat.st_ino));
         !self.never.is_empty() && rustix::fs::fstat(dir).is_ok_and(is)
@@ -440,8 +460,8 @@ impl Walker<'_> {
     /// The rule that leaves an entry out, for people.
     fn ignored_by(&self, name: &str, below: &str, kind: FileType) -> Option<Cow<'static, str>> {
         match self.rules {
-            Rules::Code if name == ".git" => Some(GIT.into()),
-            Rules::Code => self.ignore.rule(name, below, kind.is_dir()).map(Cow::from),
+            Rules::Code | Rules::Project if name == ".git" => Some(GIT.into()),
+            Rules::Code | Rules::Project => self.ignore.rule(name, below, kind.is_dir()).map(Cow::from),
             Rules::Everything | Rules::Outputs => None,
         }
     }

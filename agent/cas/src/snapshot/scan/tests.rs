@@ -483,7 +483,7 @@ fn test_directories_that_are_never_entered_are_known_by_what_they_are() {
         let choice = Choice { whole, never: &never, ..Choice::default() };
         let scanned = choice.scan(dir.path()).unwrap();
         assert_eq!((scanned.files, scanned.skipped), (2, 1));
-        assert_eq!(scanned.warnings, [".local/share/agentd belongs to agentd itself; left out"]);
+        assert_eq!(scanned.warnings, [".local/share/agentd was made by agentd; left out"]);
         assert_eq!(choice.survey(dir.path()).unwrap().files, 2);
     }
 }
@@ -501,4 +501,52 @@ fn test_ignore_file_that_switches_the_other_one_off_says_so() {
     ] {
         assert_eq!(warnings(quiet), [""; 0], "{quiet:?}");
     }
+}
+
+#[test]
+fn test_code_is_sent_without_what_jobs_left_and_tools_make_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |path: &str| {
+        let path = dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+    };
+    for path in [
+        "train.py",
+        "outputs/old.ckpt",
+        "logs/helper.py",
+        "pkg/outputs/data.txt",
+        "pkg/__pycache__/a.pyc",
+        ".venv/pyvenv.cfg",
+        ".venv/lib/x.py",
+        "wandb/run",
+        "pkg/wandb/run",
+    ] {
+        write(path);
+    }
+    let sent = |code: bool| {
+        let survey = Choice { code, ..Choice::default() }.survey(dir.path()).unwrap();
+        let mut names = survey.named(|_, _| true);
+        names.sort_unstable();
+        (names, survey.warnings, survey.rules.into_keys().collect::<Vec<_>>())
+    };
+    assert_eq!(sent(false).0.len(), 9, "data is sent whole");
+    let (names, warnings, rules) = sent(true);
+    assert_eq!(names, ["logs/helper.py", "pkg/outputs/data.txt", "pkg/wandb/run", "train.py"]);
+    assert_eq!(
+        warnings,
+        ["outputs is not sent: a job begins with an empty one. The line !/outputs/ in .gitignore sends it"]
+    );
+    assert!(rules.iter().any(|rule| rule.starts_with("/outputs/ (always")), "{rules:?}");
+    assert!(rules.iter().any(|rule| rule == "a virtual environment (pyvenv.cfg)"), "{rules:?}");
+    // A line sends what is left out otherwise.
+    std::fs::write(dir.path().join(".amlignore"), "!/outputs/\n!.venv/\n").unwrap();
+    let (names, warnings, _) = sent(true);
+    assert!(names.contains(&"outputs/old.ckpt".to_owned()) && names.contains(&".venv/lib/x.py".to_owned()));
+    assert_eq!(warnings, [""; 0]);
+    // So does git, which tracks it.
+    std::fs::write(dir.path().join(".amlignore"), "*.pyc\n").unwrap();
+    std::fs::create_dir(dir.path().join(".git")).unwrap();
+    std::fs::write(dir.path().join(".git/index"), b"DIRC\0\0\0\x02...outputs/old.ckpt\0").unwrap();
+    assert!(sent(true).0.contains(&"outputs/old.ckpt".to_owned()));
 }
