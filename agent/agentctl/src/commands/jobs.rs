@@ -9,7 +9,7 @@ use tokio::time::{Duration, Instant, sleep};
 
 use super::recorded::{self, RunFacts};
 use super::view::JobView;
-use crate::cli::{Column, JobsArgs, Listed, SortKey};
+use crate::cli::{Column, JobsArgs, SortKey, WhichJobs};
 use crate::client::{Client, Target, answer, owners_called, person};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
@@ -34,7 +34,8 @@ pub(super) struct JobQuery {
     pub(super) array: String,
     /// Of these, as a controller writes them; of all where there is none.
     pub(super) owners: Vec<String>,
-    pub(super) state: Option<String>,
+    /// In one of these; in any where there is none.
+    pub(super) states: Vec<String>,
     pub(super) experiment: Option<String>,
     /// What runs, what waits, what ended; otherwise newest first.
     pub(super) standing: bool,
@@ -42,7 +43,7 @@ pub(super) struct JobQuery {
 
 impl JobQuery {
     /// Of what the command line chooses; `standing` is the order for people.
-    pub(super) fn of(args: &Listed, standing: bool, client: &Client) -> JobQuery {
+    pub(super) fn of(args: &WhichJobs, standing: bool, client: &Client) -> JobQuery {
         let mut owners = args.user.as_deref().map(owners_called).unwrap_or_default();
         owners.extend(args.mine.then(|| client.own()));
         JobQuery {
@@ -50,7 +51,7 @@ impl JobQuery {
             active: args.active,
             array: String::new(),
             owners,
-            state: args.state.clone(),
+            states: args.state.iter().cloned().collect(),
             experiment: args.experiment.clone(),
             standing,
         }
@@ -59,7 +60,7 @@ impl JobQuery {
     fn has(&self, job: &v1::Job) -> bool {
         let experiment = job.spec.as_ref().map(|spec| spec.experiment.as_str());
         (self.owners.is_empty() || self.owners.contains(&job.owner))
-            && self.state.as_ref().is_none_or(|state| *state == job.state)
+            && (self.states.is_empty() || self.states.contains(&job.state))
             && self.experiment.as_deref().is_none_or(|one| experiment == Some(one))
     }
 }
@@ -181,7 +182,7 @@ pub(super) async fn list(client: &Client, wanted: &JobQuery) -> Result<(Vec<JobV
         active: wanted.active,
         array: wanted.array.clone(),
         owners: wanted.owners.clone(),
-        states: wanted.state.iter().cloned().collect(),
+        states: wanted.states.clone(),
         experiment: wanted.experiment.clone().unwrap_or_default(),
         standing: wanted.standing,
         ..v1::ListJobsRequest::default()
@@ -211,7 +212,7 @@ pub(super) struct Columns {
 }
 
 /// A line of a table: a job, and what it recorded where a column needs that.
-struct Line {
+struct JobLine {
     job: JobView,
     facts: RunFacts,
 }
@@ -223,14 +224,14 @@ impl Columns {
     }
 
     /// The lines of these jobs, in their order.
-    async fn lines(&self, client: &Client, jobs: Vec<JobView>) -> Result<Vec<Line>, Failure> {
+    async fn lines(&self, client: &Client, jobs: Vec<JobView>) -> Result<Vec<JobLine>, Failure> {
         let sorted_by = self.sort.iter().map(|sort| &sort.column);
         let facts = match self.shown.iter().chain(sorted_by).any(Column::is_recorded) {
             true => facts(client, &jobs).await?.0,
             false => vec![RunFacts::default(); jobs.len()],
         };
-        let mut lines: Vec<Line> =
-            jobs.into_iter().zip(facts).map(|(job, facts)| Line { job, facts }).collect();
+        let mut lines: Vec<JobLine> =
+            jobs.into_iter().zip(facts).map(|(job, facts)| JobLine { job, facts }).collect();
         if let Some(sort) = &self.sort {
             let now = SystemClock.now();
             lines.sort_by(|one, other| ordered(one, other, sort, now));
@@ -256,7 +257,7 @@ pub(super) async fn facts(client: &Client, jobs: &[JobView]) -> Result<(Vec<RunF
 }
 
 /// Numbers before texts, and what is not known last.
-fn ordered(one: &Line, other: &Line, sort: &SortKey, now: Timestamp) -> Ordering {
+fn ordered(one: &JobLine, other: &JobLine, sort: &SortKey, now: Timestamp) -> Ordering {
     let (one, other) = (key(one, &sort.column, now), key(other, &sort.column, now));
     let order = match (&one, &other) {
         (None, None) => return Ordering::Equal,
@@ -273,7 +274,7 @@ fn ordered(one: &Line, other: &Line, sort: &SortKey, now: Timestamp) -> Ordering
 }
 
 /// By what a line is sorted; a number is written as one.
-fn key(line: &Line, column: &Column, now: Timestamp) -> Option<String> {
+fn key(line: &JobLine, column: &Column, now: Timestamp) -> Option<String> {
     let (job, resources) = (&line.job, &line.job.spec.resources);
     match column {
         Column::Age => Some(now.since(Timestamp(job.submitted_ms)).as_millis().to_string()),
@@ -291,12 +292,12 @@ fn key(line: &Line, column: &Column, now: Timestamp) -> Option<String> {
 
 /// Jobs as a table of the usual columns.
 pub(super) fn table(jobs: Vec<JobView>, own: &str, now: Timestamp, paper: Paper) -> String {
-    let line = |job| Line { job, facts: RunFacts::default() };
+    let line = |job| JobLine { job, facts: RunFacts::default() };
     render(&jobs.into_iter().map(line).collect::<Vec<_>>(), own, &Columns::default(), now, paper)
 }
 
 /// Lines as a table. An owner is shown where he is not `own`, or where no columns are chosen.
-fn render(lines: &[Line], own: &str, columns: &Columns, now: Timestamp, paper: Paper) -> String {
+fn render(lines: &[JobLine], own: &str, columns: &Columns, now: Timestamp, paper: Paper) -> String {
     let has = |is: fn(&JobView, &str) -> bool| lines.iter().any(|line| is(&line.job, own));
     let usual: Vec<Column> = [Column::Name, Column::State, Column::Age, Column::Time]
         .into_iter()
@@ -317,7 +318,7 @@ fn render(lines: &[Line], own: &str, columns: &Columns, now: Timestamp, paper: P
     table.render(paper)
 }
 
-fn cell(line: &Line, column: &Column, now: Timestamp) -> Cell {
+fn cell(line: &JobLine, column: &Column, now: Timestamp) -> Cell {
     match column {
         Column::State => Cell::new(line.job.tone(), &line.job.state),
         Column::Exit if line.job.exit_code.is_some_and(|code| code != 0) => {
@@ -327,7 +328,7 @@ fn cell(line: &Line, column: &Column, now: Timestamp) -> Cell {
     }
 }
 
-fn text(line: &Line, column: &Column, now: Timestamp) -> String {
+fn text(line: &JobLine, column: &Column, now: Timestamp) -> String {
     let (job, resources) = (&line.job, &line.job.spec.resources);
     let some = |number: u32| if number == 0 { String::new() } else { number.to_string() };
     match column {
@@ -362,9 +363,12 @@ fn what(job: &JobView) -> String {
         "Preparing" | "Finalizing" | "NotResponding" => job.work(),
         _ => String::new(),
     };
+    // A title that is the name says nothing more.
+    let title = job.what();
+    let title = if title == job.job { job.spec.command.lines().next().unwrap_or_default() } else { &title };
     match said.is_empty() {
-        true => job.what(),
-        false => format!("{said} · {}", job.what()),
+        true => title.to_owned(),
+        false => format!("{said} · {title}"),
     }
 }
 
@@ -374,10 +378,10 @@ mod tests {
     use super::*;
     use crate::output::text::Ink;
 
-    fn line(job: &JobView, metrics: &[(&str, f64)], params: &[(&str, &str)]) -> Line {
+    fn line(job: &JobView, metrics: &[(&str, f64)], params: &[(&str, &str)]) -> JobLine {
         let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         let params = params.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-        Line { job: job.clone(), facts: RunFacts { metrics, params, ..RunFacts::default() } }
+        JobLine { job: job.clone(), facts: RunFacts { metrics, params, ..RunFacts::default() } }
     }
 
     #[test]
@@ -414,7 +418,7 @@ mod tests {
 
     fn shown(jobs: &[JobView], columns: &str, width: usize) -> String {
         let shown = columns.parse().map(|columns: crate::cli::ColumnList| columns.0).unwrap_or_default();
-        let lines: Vec<Line> = jobs.iter().map(|job| line(job, &[], &[])).collect();
+        let lines: Vec<JobLine> = jobs.iter().map(|job| line(job, &[], &[])).collect();
         let columns = Columns { shown, sort: None };
         render(&lines, "root", &columns, Timestamp(1_200_000), Paper { ink: Ink::PLAIN, width })
     }

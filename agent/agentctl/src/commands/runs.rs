@@ -26,8 +26,11 @@ use crate::output::{Output, Paper};
 /// A value that is longer is cut, in columns: it is a path or a document.
 const LONGEST: usize = 24;
 
+/// The states of jobs whose command has begun, or never will.
+const BEGUN: [&str; 6] = ["Running", "Finalizing", "NotResponding", "Completed", "Failed", "Canceled"];
+
 /// One line of the table.
-struct Run {
+struct RunRow {
     job: JobView,
     facts: RunFacts,
 }
@@ -48,11 +51,11 @@ pub(super) async fn runs(args: &RunsArgs, to: Option<&Target>, output: &mut Outp
     output.rest();
     lost.iter().for_each(|lost| output.fault(lost));
     let has = |facts: &RunFacts| args.tag.iter().all(|(name, text)| facts.tags.get(name) == Some(text));
-    let mut runs: Vec<Run> = jobs
+    let mut runs: Vec<RunRow> = jobs
         .into_iter()
         .zip(facts)
         .filter(|(_, facts)| has(facts))
-        .map(|(job, facts)| Run { job, facts })
+        .map(|(job, facts)| RunRow { job, facts })
         .collect();
     if let Some(objective) = &objective {
         runs.sort_by(|one, other| better(one, other, objective));
@@ -70,7 +73,7 @@ pub(super) async fn runs(args: &RunsArgs, to: Option<&Target>, output: &mut Outp
         return output.print(&csv(&runs, now));
     }
     let paper = output.paper();
-    let shown = Shown::of(&runs, args, objective.as_ref(), &person(&client.own()), now, paper);
+    let shown = RunTable::of(&runs, args, objective.as_ref(), &person(&client.own()), now, paper);
     output.print(&shown.table)?;
     shown.notes.iter().for_each(|note| output.note(note));
     if objective.is_none() && runs.iter().any(|run| !run.facts.metrics.is_empty()) {
@@ -91,7 +94,11 @@ async fn chosen(
     let least = args.minimize.as_ref().map(|metric| asked(Goal::Minimize, metric));
     let mut objective = least.or_else(|| args.maximize.as_ref().map(|metric| asked(Goal::Maximize, metric)));
     if args.jobs.is_empty() {
-        let (jobs, more) = list(client, &JobQuery::of(&args.listed, false, client)).await?;
+        let mut wanted = JobQuery::of(&args.listed, false, client);
+        if wanted.states.is_empty() && !args.listed.active {
+            wanted.states = BEGUN.map(str::to_owned).to_vec(); // what only waits has nothing to compare
+        }
+        let (jobs, more) = list(client, &wanted).await?;
         return Ok((jobs, objective, more));
     }
     let mut runs = Vec::new();
@@ -105,8 +112,8 @@ async fn chosen(
 }
 
 /// The better one first; one without a value last.
-fn better(one: &Run, other: &Run, objective: &Objective) -> Ordering {
-    let of = |run: &Run| run.facts.metrics.get(&objective.metric).copied().unwrap_or(f64::NAN);
+fn better(one: &RunRow, other: &RunRow, objective: &Objective) -> Ordering {
+    let of = |run: &RunRow| run.facts.metrics.get(&objective.metric).copied().unwrap_or(f64::NAN);
     match (of(one), of(other)) {
         (one, other) if objective.goal.is_better(one, other) => Ordering::Less,
         (one, other) if objective.goal.is_better(other, one) => Ordering::Greater,
@@ -114,7 +121,7 @@ fn better(one: &Run, other: &Run, objective: &Objective) -> Ordering {
     }
 }
 
-impl Run {
+impl RunRow {
     fn json(&self, now: Timestamp) -> Value {
         let RunFacts { params, metrics, tags } = &self.facts;
         let metrics: BTreeMap<&String, Value> =
@@ -152,12 +159,12 @@ impl Extra {
 }
 
 /// Every name in any of the runs.
-fn names<V>(runs: &[Run], of: impl Fn(&RunFacts) -> &BTreeMap<String, V>) -> BTreeSet<String> {
+fn names<V>(runs: &[RunRow], of: impl Fn(&RunFacts) -> &BTreeMap<String, V>) -> BTreeSet<String> {
     runs.iter().flat_map(|run| of(&run.facts).keys().cloned()).collect()
 }
 
 /// For spreadsheets and data frames; a metric reads back as the same number.
-fn csv(runs: &[Run], now: Timestamp) -> String {
+fn csv(runs: &[RunRow], now: Timestamp) -> String {
     let (params, metrics) = (names(runs, |facts| &facts.params), names(runs, |facts| &facts.metrics));
     let mut text = "job,state,owner,experiment,seconds".to_owned();
     let headings = params.iter().map(|name| format!("param.{name}"));
@@ -165,7 +172,7 @@ fn csv(runs: &[Run], now: Timestamp) -> String {
         let _ = write!(text, ",{}", quoted(&heading)); // into memory
     }
     text.push('\n');
-    for Run { job, facts } in runs {
+    for RunRow { job, facts } in runs {
         let took = job.duration(now).map(|took| took.as_secs_f64().to_string()).unwrap_or_default();
         let (owner, experiment) = (quoted(&job.owner), quoted(&job.experiment));
         let _ = write!(text, "{},{},{owner},{experiment},{took}", job.job, job.state);
@@ -182,20 +189,20 @@ fn csv(runs: &[Run], now: Timestamp) -> String {
 }
 
 /// The table for people, and what is told below it.
-struct Shown {
+struct RunTable {
     table: String,
     notes: Vec<String>,
 }
 
-impl Shown {
+impl RunTable {
     fn of(
-        runs: &[Run],
+        runs: &[RunRow],
         args: &RunsArgs,
         objective: Option<&Objective>,
         own: &str,
         now: Timestamp,
         paper: Paper,
-    ) -> Shown {
+    ) -> RunTable {
         let mut metrics: Vec<String> = match args.metric.is_empty() {
             true => names(runs, |facts| &facts.metrics).into_iter().collect(),
             false => args.metric.clone(),
@@ -226,7 +233,7 @@ impl Shown {
                 left_out.iter().map(Extra::name).collect::<Vec<_>>().join(", ")
             ));
         }
-        Shown { table: table(runs, &shown, has_owner, now).render(paper), notes }
+        RunTable { table: table(runs, &shown, has_owner, now).render(paper), notes }
     }
 }
 
@@ -241,7 +248,7 @@ fn in_turn(metrics: Vec<String>, params: Vec<String>) -> Vec<Extra> {
 
 /// Those that have room beside the other columns, metrics first, and those that have none.
 fn fitting(
-    runs: &[Run],
+    runs: &[RunRow],
     wanted: Vec<Extra>,
     has_owner: bool,
     now: Timestamp,
@@ -265,7 +272,7 @@ fn fitting(
     (shown, left_out)
 }
 
-fn table(runs: &[Run], columns: &[Extra], has_owner: bool, now: Timestamp) -> Table {
+fn table(runs: &[RunRow], columns: &[Extra], has_owner: bool, now: Timestamp) -> Table {
     let owner = has_owner.then_some("OWNER");
     let fixed = ["NAME", "STATE", "TIME"].into_iter().chain(owner);
     let headings: Vec<&str> = fixed.chain(columns.iter().map(Extra::name)).collect();
@@ -295,14 +302,14 @@ mod tests {
     use crate::cli::{Cli, Verb};
     use crate::output::text::Ink;
 
-    fn run(name: &str, params: &[(&str, &str)], metrics: &[(&str, f64)]) -> Run {
+    fn run(name: &str, params: &[(&str, &str)], metrics: &[(&str, f64)]) -> RunRow {
         let params = params.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
         let metrics = metrics.iter().map(|(name, last)| ((*name).to_owned(), *last)).collect();
         let facts = RunFacts { params, metrics, ..RunFacts::default() };
-        Run { job: JobView { job: name.into(), ..ended() }, facts }
+        RunRow { job: JobView { job: name.into(), ..ended() }, facts }
     }
 
-    fn three() -> Vec<Run> {
+    fn three() -> Vec<RunRow> {
         let mut runs = vec![
             run("train-a", &[("lr", "0.1"), ("epochs", "5")], &[("loss", 0.5), ("accuracy", 0.8)]),
             run("train-b", &[("lr", "0.01"), ("epochs", "5")], &[]),
@@ -319,7 +326,7 @@ mod tests {
         };
         let objective = Objective { goal: Goal::Minimize, metric: "loss".into() };
         let paper = Paper { ink: Ink::PLAIN, width };
-        let shown = Shown::of(&three(), &args, Some(&objective), "root", Timestamp(0), paper);
+        let shown = RunTable::of(&three(), &args, Some(&objective), "root", Timestamp(0), paper);
         format!("{}{}", shown.table, shown.notes.join("\n"))
     }
 

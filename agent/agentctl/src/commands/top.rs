@@ -1,7 +1,7 @@
 //! `top` and `nodes`: who uses what now.
 //!
 //! What is used is what jobs asked for, counted from the jobs that have not ended: what their processes take of it is not
-//! known here.
+//! known here. Of disks it is told what fills them, as far as agentd knows it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::jobs::{self, JobQuery, list};
 use super::nodes;
 use super::view::{JobView, NodeView};
 use crate::cli::{JsonArgs, StatusArgs};
-use crate::client::{Client, Target};
+use crate::client::{Client, Target, person};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::Tone;
@@ -40,6 +40,8 @@ struct Usage {
     shares: Vec<Share>,
     /// By machine: its owners, and how many jobs of each run there.
     users: BTreeMap<String, BTreeMap<String, u32>>,
+    /// Of the controller's store what it takes, and what it may take at most.
+    store: (u64, u64),
 }
 
 /// Shows what each user has and what each machine gives.
@@ -72,7 +74,10 @@ impl Usage {
     async fn take(client: &Client) -> Result<Usage, Failure> {
         let active = JobQuery { active: true, standing: true, ..JobQuery::default() };
         let (machines, jobs) = tokio::join!(Box::pin(client.machines()), Box::pin(list(client, &active)));
-        let nodes = machines?.nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
+        let machines = machines?;
+        let store = machines.controller.unwrap_or_default();
+        let store = (store.store_bytes, store.store_limit_bytes);
+        let nodes = machines.nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
         let (mut all, mut waiting) = (Vec::new(), Vec::new());
         for job in jobs?.0 {
             let Some(tasks) = &job.tasks else {
@@ -85,7 +90,7 @@ impl Usage {
                 all.extend(list(client, &of_array).await?.0);
             }
         }
-        Ok(Usage::of(nodes, &all, &waiting))
+        Ok(Usage { store, ..Usage::of(nodes, &all, &waiting) })
     }
 
     /// Of jobs and tasks that have not ended, and of how many tasks of each owner no record exists yet.
@@ -116,13 +121,14 @@ impl Usage {
         let named = shares.into_iter().map(|(owner, share)| Share { owner: owner.to_owned(), ..share });
         let mut shares: Vec<Share> = named.collect();
         shares.sort_by_key(|share| std::cmp::Reverse((share.gpus, share.cpus, share.running, share.waiting)));
-        Usage { nodes, shares, users }
+        Usage { nodes, shares, users, store: (0, 0) }
     }
 
     fn render(&self, paper: Paper) -> String {
         let machines = nodes::table(&self.nodes, &users(&self.users), SystemClock.now(), paper);
+        let disks = self.disks(paper);
         if self.shares.is_empty() {
-            return format!("{machines}\nno job runs or waits\n");
+            return format!("{machines}\n{disks}\nno job runs or waits\n");
         }
         let headings = ["OWNER", "RUNNING", "WAITING", "GPUS", "CPUS", "MEMORY", "ON"];
         let mut table = Table::new(&headings, &[1, 2, 3, 4, 5]);
@@ -143,7 +149,30 @@ impl Usage {
         let told = paper
             .ink
             .paint(Tone::Dim, "Numbers are what jobs asked for. Their jobs: agentctl jobs --user NAME");
-        format!("{machines}\n{}{told}\n", table.render(paper))
+        format!("{machines}\n{}{told}\n\n{disks}", table.render(paper))
+    }
+
+    /// What agentd keeps on each disk, and whose it is where it is somebody's.
+    fn disks(&self, paper: Paper) -> String {
+        let mut table = Table::new(&["DISK OF", "FREE", "ENVIRONMENTS", "RESULTS KEPT THERE"], &[1, 2]);
+        for node in &self.nodes {
+            let mut kept: BTreeMap<String, u64> = BTreeMap::new();
+            for result in &node.inventory.kept {
+                *kept.entry(person(&result.owner)).or_default() += result.bytes;
+            }
+            let kept = kept.iter().map(|(owner, bytes)| format!("{owner} {}", size::binary(*bytes)));
+            table.row([
+                Cell::from(&node.node),
+                Cell::from(size::binary(node.disk_free_bytes)),
+                Cell::from(size::binary(node.inventory.environments.iter().map(|kept| kept.bytes).sum())),
+                Cell::from(kept.collect::<Vec<_>>().join(", ")),
+            ]);
+        }
+        let store = size::part(self.store.0, self.store.1);
+        let told = format!(
+            "The store has {store}: code, data and results. What stays of it and why: agentctl gc --dry-run"
+        );
+        format!("{}{}\n", table.render(paper), paper.ink.paint(Tone::Dim, &told))
     }
 }
 
@@ -173,7 +202,14 @@ mod tests {
             [job("ada", "Running"), job("bert", "Running"), job("ada", "Preparing"), job("bert", "Queued")];
         let usage = Usage::of(vec![small()], &jobs, &[("bert".to_owned(), 7), ("eve".to_owned(), 1)]);
         let text = usage.render(Paper { ink: Ink::PLAIN, width: 80 });
-        let owners = text.split("\n\n").nth(1).unwrap();
+        let mut parts = text.split("\n\n").skip(1);
+        let (owners, disks) = (parts.next().unwrap(), parts.next().unwrap());
+        assert!(
+            disks.starts_with(
+                "DISK OF     FREE  ENVIRONMENTS  RESULTS KEPT THERE\nbox      120 GiB           0 B\n"
+            ),
+            "{disks}"
+        );
         insta::assert_snapshot!(owners, @r"
         OWNER  RUNNING  WAITING  GPUS  CPUS  MEMORY  ON
         ada          2                               box

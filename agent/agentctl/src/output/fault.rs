@@ -3,7 +3,7 @@
 use agent_model::{Blame, Code, Fault};
 
 use super::Paper;
-use super::text::{Tone, clean, wrap};
+use super::text::{Tone, clean, without_numbers, wrap};
 
 /// `error[CODE]: what`, then why and what to do.
 pub(crate) fn render(fault: &Fault, paper: Paper) -> String {
@@ -26,7 +26,7 @@ pub(crate) fn render_refusal(what: &str, fix: &str, paper: Paper) -> String {
 }
 
 fn headed(head: &str, what: &str, paper: Paper) -> String {
-    let line = wrap(&format!("{head} {}", clean(what)), paper.width, 2);
+    let line = wrap(&format!("{head} {}", clean(&without_numbers(what))), paper.width, 2);
     line.replacen(head, &paper.ink.paint(Tone::Bad, head), 1) + "\n"
 }
 
@@ -43,6 +43,7 @@ pub(crate) fn blamed(blame: Blame) -> &'static str {
 fn labelled(label: &str, value: &str, tone: Tone, paper: Paper) -> String {
     let label = format!("{label:<4}");
     // A cause may be the last lines of a log; each stays a line of its own.
+    let value = without_numbers(value);
     let lines: Vec<String> = value.lines().map(|line| wrap(&clean(line), paper.width, 7)).collect();
     format!("  {} {}\n", paper.ink.paint(tone, &label), lines.join("\n       "))
 }

@@ -42,6 +42,8 @@ pub(crate) struct Table {
 const ROOMY: usize = 16;
 /// The same where the first cells are not cut.
 const MUCH: usize = 28;
+/// In a table that is too wide, longer names than this have a line of their own, where names are not cut.
+const LONG_NAME: usize = 32;
 /// It is cut to no fewer columns than this: with less room it is left out.
 const LEAST: usize = 8;
 /// Names are cut to no fewer columns than this, which the key of an environment has.
@@ -114,6 +116,9 @@ impl Table {
             let least = widths[last].min(least);
             widths[last] = widths[last].saturating_sub(over(widths)).max(least);
         };
+        if self.whole_first && over(&widths) > 0 {
+            self.set_apart(&mut widths[0], LONG_NAME);
+        }
         if may_cut_last {
             cut_last(&mut widths, if self.whole_first { MUCH } else { ROOMY });
         }
@@ -122,11 +127,24 @@ impl Table {
             let Some(widest) = widest.filter(|name| widths[*name] > LEAST_NAME) else { break };
             widths[widest] -= 1;
         }
+        if self.whole_first {
+            let narrowed = widths[0];
+            self.set_apart(&mut widths[0], narrowed);
+        }
         if may_cut_last {
+            let taken = widths.iter().map(|width| width + 2).sum::<usize>();
+            widths[last] = (widths[last] + (room + 2).saturating_sub(taken)).min(width(last));
             cut_last(&mut widths, LEAST);
             widths.truncate(if over(&widths) > 0 { last } else { head.len() });
         }
         widths
+    }
+
+    /// Makes the first column as wide as the names in it that are no wider than `most`: the others have lines of their own.
+    fn set_apart(&self, first: &mut usize, most: usize) {
+        let names = self.rows.iter().filter_map(|row| Some(row.first()?.text.width()));
+        let widest = names.filter(|width| *width <= most).max();
+        *first = widest.map_or(*first, |widest| widest.max(self.headings[0].width())).min(*first);
     }
 
     fn cell(&self, column: usize, cell: &Cell, width: usize, paper: Paper) -> String {

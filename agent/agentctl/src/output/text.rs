@@ -19,6 +19,8 @@ pub(crate) enum Tone {
     Dim,
     /// A heading.
     Strong,
+    /// It goes on.
+    Live,
     /// It went well.
     Good,
     /// Worth a look.
@@ -46,6 +48,7 @@ impl Ink {
         let code = match tone {
             Tone::Dim => "2",
             Tone::Strong => "1",
+            Tone::Live => "36",
             Tone::Good => "32",
             Tone::Warn => "33",
             Tone::Bad => "31",
@@ -76,6 +79,23 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
         }
     }
     shown.into()
+}
+
+/// `text` without the numbers that the system has for its errors: `Permission denied (os error 13)`.
+pub(crate) fn without_numbers(text: &str) -> String {
+    const BEGIN: &str = " (os error ";
+    let (mut shown, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some((before, after)) = rest.split_once(BEGIN) {
+        shown.push_str(before);
+        rest = match after.split_once(')') {
+            Some((number, after)) if number.parse::<u32>().is_ok() => after,
+            _ => {
+                shown.push_str(BEGIN);
+                after
+            }
+        };
+    }
+    shown + rest
 }
 
 /// How long ago something was, in one unit: `now`, `40 s`, `3 min`, `2 h`, `5 d`.
@@ -278,6 +298,13 @@ mod tests {
         assert_eq!(clean("plain — ü"), "plain — ü");
         assert_eq!(clean("a\x1b[31mb\nc\u{9b}d\r"), "a\\u{1b}[31mb c\\u{9b}d\\r");
         assert_eq!(clean("abc\u{202e}fed"), "abc\\u{202e}fed");
+    }
+
+    #[test]
+    fn test_numbers_of_errors_are_left_out() {
+        let told = without_numbers("cannot read /x: Permission denied (os error 13); y: gone (os error 2)");
+        assert_eq!(told, "cannot read /x: Permission denied; y: gone");
+        assert_eq!(without_numbers("a (os error x) b"), "a (os error x) b");
     }
 
     #[test]
