@@ -89,7 +89,21 @@ fn test_the_tasks_of_an_array_and_the_trials_of_a_sweep_are_compared() {
     let job = format!("command: {}\ninputs: {{x: 2}}\n", serde_json::Value::from(record));
     let dir = host.project("p", &[("job.yml", &job)]);
     let path = dir.to_str().unwrap();
-    host.ctl(&["sweep", path, "--name", "tries", "--set", "x=choice(3,1)", "--maximize", "score"]).ok();
+    host.ctl(&[
+        "sweep",
+        path,
+        "--name",
+        "tries",
+        "--set",
+        "x=choice(3,1)",
+        "--max",
+        "2",
+        "--sampling",
+        "grid",
+        "--maximize",
+        "score",
+    ])
+    .ok();
     let shown = host.ctl(&["runs", "tries"]).ok().stdout;
     let table = lines(&shown);
     assert_eq!(table[0], ["NAME", "STATE", "TIME", "score", "x"], "{shown}");

@@ -25,7 +25,7 @@ use crate::failure::{EXIT_CODES, JOB_CODES};
 
 pub(crate) use again::{CodeArgs, DiffArgs, RerunArgs, ShowArgs};
 pub(crate) use attach::{AttachArgs, DetachArgs, SshArgs};
-pub(crate) use choose::{CancelArgs, Column, JobsArgs, Listed, RmArgs, RunsArgs, Selection, SortKey};
+pub(crate) use choose::{CancelArgs, Column, JobsArgs, RmArgs, RunsArgs, Selection, SortKey, WhichJobs};
 pub(crate) use data::{DataCreateArgs, DataVerb, DataVersionArgs};
 pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
 pub(crate) use inside::{ExecArgs, ForwardArgs, InsideVerb, OpenArgs, Ports};
@@ -35,23 +35,26 @@ pub(crate) use node::{DrainArgs, KeepAwakeArgs, MachineVerb, NodeArgs, NodeVerb,
 pub(crate) use pool::{PoolSettings, PoolVerb};
 pub(crate) use preempt::PreemptArgs;
 use submit::pair;
-pub(crate) use submit::{Needs, RunArgs, SubmitArgs};
+pub(crate) use submit::{Needs, RunArgs, SubmitArgs, SubmitOnlyArgs};
 pub(crate) use sweep::{ExtendArgs, SweepArgs, SweepSettings, SweepVerb};
 pub(crate) use token::TokenVerb;
 pub(crate) use words::separate;
+
+/// Above the options that every command has.
+const EVERYWHERE: &str = "Options of every command";
 
 /// Submit jobs to agentd, follow them, look at them, end them.
 #[derive(Debug, Parser)]
 #[command(name = "agentctl", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// The daemon's socket; otherwise your own daemon's, then the machine's.
-    #[arg(long, global = true, env = "AGENTD_SOCKET", value_name = "PATH", hide_env = true)]
+    #[arg(long, global = true, env = "AGENTD_SOCKET", value_name = "PATH", hide_env = true, help_heading = EVERYWHERE)]
     pub(crate) socket: Option<PathBuf>,
     /// The controller to speak to, by the name it has for you; otherwise `AGENTCTL_CONTEXT`, or the one in use.
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", help_heading = EVERYWHERE)]
     pub(crate) context: Option<String>,
     /// Say only what was asked for, and what went wrong.
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, help_heading = EVERYWHERE)]
     pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -66,7 +69,7 @@ pub(crate) enum Verb {
     #[command(after_help = "Examples:\n  \
                             agentctl submit my-project\n  \
                             agentctl submit -e diabetes -c local train.py --alpha 0.5   as with az ml run submit-script")]
-    Submit(SubmitArgs),
+    Submit(Box<SubmitOnlyArgs>),
     /// Run a job many times with other values of its hyperparameters, and follow it: the best trial is what counts.
     #[command(after_help = "Examples:\n  \
                             agentctl sweep sweep.yml\n  \
@@ -219,6 +222,8 @@ pub(crate) enum Verb {
         /// For example ENV-103.
         code: Option<String>,
     },
+    /// Start a daemon of your own, with the jobs that it had, where none of the machine is there.
+    Start,
     /// End the daemon; running jobs go on.
     Stop,
     /// Print a completion script for a shell.
@@ -484,6 +489,9 @@ pub(crate) struct WaitArgs {
     /// Wait at most so long, such as `90s` or `30m`; a bare number is seconds. The jobs go on.
     #[arg(long, value_name = "TIME", value_parser = patience)]
     pub(crate) timeout: Option<u64>,
+    /// As JSON: the jobs as they ended.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -505,6 +513,9 @@ pub(crate) struct DownloadArgs {
     /// Replace the directory if it exists.
     #[arg(long)]
     pub(crate) force: bool,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 impl Verb {
@@ -575,7 +586,7 @@ mod tests {
             insta::assert_snapshot!(name, command.render_long_help());
             command.get_subcommands_mut().filter(|below| below.get_name() != "help").for_each(check);
         }
-        let mut command = Cli::command().term_width(100);
+        let mut command = crate::help::command().term_width(100);
         command.build();
         let mut settings = insta::Settings::new();
         settings.set_prepend_module_to_snapshot(false);

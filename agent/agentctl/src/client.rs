@@ -186,9 +186,22 @@ impl Client {
         }
     }
 
+    /// Starts the caller's own daemon where it is away and its state is there, and no daemon of the machine is meant.
+    pub(crate) async fn revive(named: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+        let has_state =
+            || Places::user(variable).is_some_and(|places| places.state_dir.join("lock").is_file());
+        if named.is_none() && has_state() {
+            // What is wrong with it, the command itself says.
+            if Client::find(None).await.is_err() {
+                Client::find_or_start(None, output).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Waits a moment for the node of a newly started daemon to join, so that a job does not report that there is
     /// none. If it does not join, that is shown as the reason why jobs wait.
-    async fn settle(&self) -> Result<(), Failure> {
+    pub(crate) async fn settle(&self) -> Result<(), Failure> {
         let end = Instant::now() + SETTLE;
         while Instant::now() < end {
             if self.machines().await?.nodes.iter().any(|node| node.liveness == "ready") {
@@ -437,7 +450,10 @@ pub(crate) fn fault(status: &Status) -> Fault {
             .why(status.message())
             .fix("check that it runs: `agentctl status`");
     }
-    agent_proto::fault(status)
+    let fault = agent_proto::fault(status);
+    let (what, fix) = (with_people(&fault.what), fault.fix.as_deref().map(with_people));
+    let why = fault.why.iter().map(|why| with_people(why)).collect();
+    Fault { what, why, fix, ..fault }
 }
 
 /// Advice about a blob store that fails.
@@ -534,6 +550,20 @@ pub(crate) fn person(owner: &str) -> String {
     let Ok(Principal::Local { uid }) = owner.parse() else { return owner.to_owned() };
     let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
     user.map_or_else(|| owner.to_owned(), |user| user.name)
+}
+
+/// A text of the controller with the names of accounts of this machine in place of their numbers: `held by uid 1004`.
+pub(crate) fn with_people(text: &str) -> String {
+    let mut parts = text.split("uid ");
+    let mut named = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        let is_word = named.chars().next_back().is_none_or(|before| !before.is_alphanumeric());
+        let uid = format!("uid {}", &part[..end]);
+        named.push_str(&if is_word { person(&uid) } else { uid });
+        named.push_str(&part[end..]);
+    }
+    named
 }
 
 /// Whom a user of this name may be to a controller: an account of the machine, or a user from elsewhere.
@@ -649,6 +679,11 @@ mod tests {
     fn test_a_user_is_an_account_or_a_user_from_elsewhere() {
         assert_eq!(owners_called("root"), ["uid 0", "user root"]);
         assert_eq!(owners_called("uid 7"), ["uid 7"]);
+        assert_eq!(
+            with_people("held by uid 0, not by uid 4000000000"),
+            "held by root, not by uid 4000000000"
+        );
+        assert_eq!(with_people("a fluid 0 and uid x"), "a fluid 0 and uid x");
         assert_eq!(owners_called("nobody-of-this-name"), ["user nobody-of-this-name"]);
     }
 

@@ -63,7 +63,7 @@ use agent_model::{Clock, SystemClock};
 use clap::CommandFactory;
 
 use crate::cli::{Cli, MachineVerb, NodeVerb, Verb};
-use crate::client::{Target, age};
+use crate::client::{Client, Target, age};
 use crate::failure::{Failure, NOT_THE_JOBS};
 use crate::output::Output;
 
@@ -98,11 +98,14 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
     let context = cli.context.as_deref();
     let found = if needs_target(&cli.verb) { Target::resolve(context, cli.socket)? } else { None };
     let to = found.as_ref();
+    if is_look(&cli.verb) && output.is_one_screen() {
+        Client::revive(to, output).await?;
+    }
     match cli.verb {
         Verb::Run(args) => return Box::pin(run::run(args, to, output)).await,
         Verb::Doctor(args) => return doctor::doctor(&args, to, output).await,
         Verb::Sweep(args) => return Box::pin(sweeps::sweep(*args, to, output)).await,
-        Verb::Submit(args) => Box::pin(submit::submit(args, to, output)).await?,
+        Verb::Submit(args) => Box::pin(submit::submit(*args, to, output)).await?,
         Verb::Jobs(args) => jobs::jobs(&args, to, output).await?,
         Verb::Files { target } => files::files(&target, to, output).await?,
         Verb::Init(args) => init::init(&args, output)?,
@@ -140,12 +143,28 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Secret(verb) => secret::secret(verb, to, output).await?,
         Verb::Gc(args) => return gc::gc(&args, to, output).await,
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
+        Verb::Start => stop::start(to, output).await?,
         Verb::Stop => stop::stop(to, output).await?,
         Verb::Completions { shell } => completions::script(shell, output)?,
         Verb::JobNames => completions::job_names(to, output).await?,
         Verb::Man { into } => write_manual(&into)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a person looks at jobs: a daemon of his own that is away is started for that. Programs get an error.
+fn is_look(verb: &Verb) -> bool {
+    match verb {
+        Verb::Jobs(args) => !args.json,
+        Verb::Runs(args) => !args.json,
+        Verb::Show(args) => !args.json,
+        Verb::Metrics(args) => !args.json,
+        Verb::Why(args) => !args.json,
+        Verb::Diff(args) => !args.json,
+        Verb::Top(args) => !args.json,
+        Verb::Logs(_) | Verb::Download(_) | Verb::Code(_) => true,
+        _ => false,
+    }
 }
 
 async fn act_on_machine(

@@ -9,25 +9,37 @@
 //! One thread, because the program mostly waits. Commands return a [`Failure`](failure::Failure), which determines
 //! the exit code; nothing else ends the process.
 
+mod advice;
 mod cli;
 mod client;
 mod commands;
 mod failure;
+mod help;
 mod output;
 mod prepare;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 use futures_util::FutureExt;
 
 use crate::output::Output;
 
 fn main() -> ExitCode {
-    let cli = match cli::Cli::try_parse_from(cli::separate(std::env::args_os().collect())) {
+    let words = cli::separate(std::env::args_os().collect());
+    let parsed =
+        help::command().try_get_matches_from(words).and_then(|found| cli::Cli::from_arg_matches(&found));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
-            let printed = error.print();
+            let given: Vec<String> = std::env::args().collect();
+            let printed = match advice::advice(&given, &error) {
+                Some((what, fix)) => {
+                    Output::new(false, wants_colour()).refusal(&what, &fix);
+                    Ok(())
+                }
+                None => error.print(),
+            };
             // Help and version are not errors and are printed to standard output.
             return ExitCode::from(match error.use_stderr() {
                 true if cli::is_about_a_jobs_end(std::env::args()) => failure::NOT_THE_JOBS,
@@ -38,7 +50,7 @@ fn main() -> ExitCode {
         }
     };
     let own = if cli.verb.is_about_a_jobs_end() { failure::NOT_THE_JOBS } else { 70 };
-    let mut output = Output::new(cli.quiet, cli::variable("NO_COLOR").is_none());
+    let mut output = Output::new(cli.quiet, wants_colour());
     let mut runtime = match &cli.verb {
         // Each upload is encrypted by a task of its own: several machines take several processors.
         cli::Verb::Attach(args) if args.file.is_some() => tokio::runtime::Builder::new_multi_thread(),
@@ -58,4 +70,9 @@ fn main() -> ExitCode {
     };
     output.rest();
     code
+}
+
+/// Whether the user and the terminal take colours.
+fn wants_colour() -> bool {
+    cli::variable("NO_COLOR").is_none() && cli::variable("TERM").is_none_or(|term| term != "dumb")
 }

@@ -56,6 +56,9 @@ pub(crate) struct RerunArgs {
     /// Of a pipeline: this step and all that come after it. What completed before is not run again.
     #[arg(long, value_name = "STEP", conflicts_with = "failed")]
     pub(crate) from: Option<String>,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Other arguments for its program or script, in place of all that it has.
     #[arg(last = true, value_name = "ARGUMENTS")]
     pub(crate) arguments: Vec<String>,

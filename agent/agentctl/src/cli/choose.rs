@@ -10,7 +10,7 @@ use super::submit::pair;
 
 /// Which jobs are listed.
 #[derive(Debug, Args)]
-pub(crate) struct Listed {
+pub(crate) struct WhichJobs {
     /// Every job there is.
     #[arg(long, conflicts_with = "limit")]
     pub(crate) all: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Listed {
     pub(crate) experiment: Option<String>,
 }
 
-impl Listed {
+impl WhichJobs {
     /// Not every job is meant.
     pub(crate) fn is_narrowed(&self) -> bool {
         self.mine || self.active || self.user.is_some() || self.state.is_some() || self.experiment.is_some()
@@ -47,7 +47,7 @@ pub(crate) struct JobsArgs {
     #[arg(value_name = "JOB")]
     pub(crate) array: Option<String>,
     #[command(flatten)]
-    pub(crate) listed: Listed,
+    pub(crate) listed: WhichJobs,
     /// Show them anew whenever something changes, until Ctrl-C.
     #[arg(long, short, conflicts_with = "json")]
     pub(crate) watch: bool,
@@ -70,7 +70,7 @@ pub(crate) struct RunsArgs {
     #[arg(value_name = "JOB")]
     pub(crate) jobs: Vec<String>,
     #[command(flatten)]
-    pub(crate) listed: Listed,
+    pub(crate) listed: WhichJobs,
     /// Only those with this tag.
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) tag: Vec<(String, String)>,
@@ -260,6 +260,9 @@ pub(crate) struct RmArgs {
     /// Do not ask before several are removed.
     #[arg(long)]
     pub(crate) yes: bool,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -269,4 +272,7 @@ pub(crate) struct CancelArgs {
     /// Return when they have ended.
     #[arg(long)]
     pub(crate) wait: bool,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use agent_model::job::{Array, ArrayError, WantedEnd};
 use clap::Args;
 
-use super::lasting;
 use super::sweep::SweepSettings;
+use super::{lasting, variable};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SubmitArgs {
@@ -27,9 +27,12 @@ pub(crate) struct SubmitArgs {
     /// Another value for an input, for example `inputs.lr=0.2`.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) set: Vec<(String, String)>,
-    /// A variable for the command.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
+    /// A variable for the command; with its name alone it has the value that it has here.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = own_or_given)]
     pub(crate) env: Vec<(String, String)>,
+    /// A variable that holds a secret of yours, of the same name or of another; see agentctl secret.
+    #[arg(long, value_name = "VARIABLE=NAME", value_parser = secret)]
+    pub(crate) secret: Vec<(String, String)>,
     #[command(flatten)]
     pub(crate) needs: Needs,
     /// Run it once for each of these indices, for example 0-199, 1,3,5-9:2 or, at most 8 at a time, 0-199%8. A task has
@@ -50,12 +53,18 @@ pub(crate) struct SubmitArgs {
     /// Send a home directory, or the root of the machine, all the same.
     #[arg(long)]
     pub(crate) yes: bool,
+    /// Refuse a job that no machine here is large enough for, instead of letting it wait.
+    #[arg(long)]
+    pub(crate) strict: bool,
     /// Run the job although its file has keys that look like slips, and leave those out.
     #[arg(long)]
     pub(crate) allow_unknown: bool,
     /// Of a pipeline: run every step, also where the same ran before.
     #[arg(long)]
     pub(crate) force_rerun: bool,
+    /// The file that says its environment, where there is no job file: requirements, a conda file, or a lock.
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    pub(crate) env_file: Option<PathBuf>,
     /// With -c, the directory with the script, which is sent in place of the project.
     #[arg(long, value_name = "DIR", requires = "config")]
     pub(crate) source_directory: Option<PathBuf>,
@@ -90,6 +99,15 @@ impl SubmitArgs {
         ];
         options.into_iter().filter(|(is_given, _)| *is_given).map(|(_, option)| option).collect()
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SubmitOnlyArgs {
+    #[command(flatten)]
+    pub(crate) submit: SubmitArgs,
+    /// As JSON.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -148,6 +166,23 @@ pub(super) fn pair(text: &str) -> Result<(String, String), &'static str> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("write it as NAME=VALUE"),
+    }
+}
+
+/// `NAME=VALUE`, or a variable of the caller.
+fn own_or_given(text: &str) -> Result<(String, String), String> {
+    if text.contains('=') {
+        return pair(text).map_err(str::to_owned);
+    }
+    let value = variable(text).ok_or_else(|| format!("{text} is not set here: write {text}=VALUE"))?;
+    Ok((text.to_owned(), value))
+}
+
+/// `VARIABLE=NAME`, or a name for both.
+fn secret(text: &str) -> Result<(String, String), &'static str> {
+    match text.contains('=') {
+        true => pair(text).map_err(|_| "write it as VARIABLE=NAME, where NAME is that of the secret"),
+        false => Ok((text.to_owned(), text.to_owned())),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use agent_proto::v1;
 
-use super::{Client, answer};
+use super::{Client, answer, with_people};
 use crate::failure::Failure;
 
 /// Jobs asked for at a time.
@@ -51,7 +51,11 @@ impl Client {
             let request = v1::GetJobRequest { job: job.to_owned(), after_events: events.len() as u64 };
             let page = answer(self.jobs().history(request)).await?;
             let more = page.more && !page.events.is_empty();
-            events.extend(page.events);
+            events.extend(
+                page.events
+                    .into_iter()
+                    .map(|event| v1::HistoryEvent { text: with_people(&event.text), ..event }),
+            );
             if !more {
                 return Ok(events);
             }

@@ -4,6 +4,7 @@
 
 use agent_proto::v1;
 use futures_util::StreamExt;
+use serde_json::json;
 
 use super::jobs::{JobQuery, list};
 use super::view::JobView;
@@ -29,9 +30,13 @@ pub(super) async fn cancel(
         }
     }
     if args.wait {
-        for job in asked {
-            wait(&client, &job, output).await?;
+        for (job, state) in &mut asked {
+            *state = wait(&client, job, output).await?;
         }
+    }
+    if args.json {
+        let jobs = asked.iter().map(|(job, state)| json!({ "job": job, "state": state }));
+        output.json(&json!({ "jobs": jobs.collect::<Vec<_>>() }))?;
     }
     first.map_or(Ok(()), Err)
 }
@@ -50,7 +55,7 @@ pub(super) async fn choose(
     }
     let wanted = JobQuery {
         owners: choice.user.as_deref().map_or_else(|| vec![client.own()], owners_called),
-        state: choice.state.clone(),
+        states: choice.state.iter().cloned().collect(),
         experiment: choice.experiment.clone(),
         active,
         ..JobQuery::default()
@@ -66,8 +71,8 @@ pub(super) async fn choose(
     Ok(names)
 }
 
-/// Returns the job's whole name.
-async fn ask(client: &Client, given: &str, output: &mut Output) -> Result<String, Failure> {
+/// Returns the job's whole name and its state.
+async fn ask(client: &Client, given: &str, output: &mut Output) -> Result<(String, String), Failure> {
     let name = client.named(given).await?;
     let request = v1::CancelJobRequest { job: name.clone() };
     let job = JobView::try_from(answer(client.jobs().cancel(request)).await?)?;
@@ -78,14 +83,15 @@ async fn ask(client: &Client, given: &str, output: &mut Output) -> Result<String
         }
         false => format!("{name}: asked to end; it has {} for it", grace(&job)),
     });
-    Ok(name)
+    Ok((name, job.state))
 }
 
 fn grace(job: &JobView) -> String {
     crate::output::text::duration(job.spec.limits.grace())
 }
 
-async fn wait(client: &Client, name: &str, output: &mut Output) -> Result<(), Failure> {
+/// Returns the state in which it ended.
+async fn wait(client: &Client, name: &str, output: &mut Output) -> Result<String, Failure> {
     output.busy(&format!("waiting for {name} to end"));
     let request = v1::GetJobRequest { job: name.to_owned(), ..Default::default() };
     let mut changes = answer(client.jobs().watch(request)).await?;
@@ -94,5 +100,5 @@ async fn wait(client: &Client, name: &str, output: &mut Output) -> Result<(), Fa
         state = job.map_err(|status| client::fault(&status))?.state;
     }
     output.note(&format!("{name}: {state}"));
-    Ok(())
+    Ok(state)
 }

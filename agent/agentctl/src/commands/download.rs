@@ -13,6 +13,7 @@ use agent_cas::snapshot::{self, Laid, MaterializeError};
 use agent_cas::{ByteCounter, ReadError};
 use agent_model::{Artifacts, Code, Digest, Fault, Stream, causes, size};
 use agent_proto::v1;
+use serde_json::json;
 use tokio::time::{Duration, Instant, interval, sleep};
 
 use super::arrays::tasks_or_self;
@@ -23,6 +24,7 @@ use crate::client::{self, Client, Target, answer, next};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::{clean, count};
+use crate::prepare::made;
 
 /// For how long to ask a store again for blobs that it lacks or holds damaged.
 const DOUBT: Duration = Duration::from_secs(20);
@@ -81,7 +83,10 @@ pub(super) async fn download(
         let none = if has_ended { "left no outputs" } else { "has no outputs yet" };
         output.note(&format!("{name} {none}; --logs fetches its logs"));
         tell_left_out(&stored.left_out, output);
-        return Ok(());
+        return match args.json {
+            true => output.json(&json!({ "job": name, "directory": null, "files": 0, "bytes": 0 })),
+            false => Ok(()),
+        };
     }
     let unwritable = |error: io::Error| unwritable(&dest, &error);
     let room = room_beside(&dest)?;
@@ -107,6 +112,11 @@ pub(super) async fn download(
     put_in_place(&tree, &dest, &room.path().join("replaced"), !args.parts.is_empty()).map_err(unwritable)?;
     let Laid { files, bytes } = laid;
     let logs = if args.logs { format!(", logs in {LOGS}") } else { String::new() };
+    made::remember(&dest);
+    if args.json {
+        let document = json!({ "job": name, "directory": dest, "files": files, "bytes": bytes });
+        output.json(&document)?;
+    }
     output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::binary(bytes)));
     tell_left_out(&stored.left_out, output);
     if !has_ended {

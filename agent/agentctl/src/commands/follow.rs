@@ -240,6 +240,14 @@ impl Follower<'_> {
         if self.wants.story {
             self.tell(&job, output);
         }
+        if let Some(tasks) = job.tasks.as_ref().filter(|_| !job.has_ended()) {
+            let failed = tasks.failed.to_string();
+            if failed != self.said && !failed.is_empty() {
+                output.note(&format!("failed so far: {failed}; why: agentctl why '{}[INDEX]'", job.job));
+                self.said = failed;
+            }
+            output.busy(&tasks.counts());
+        }
         // Once a job has ended, only more of its log shows progress.
         if !job.has_ended() {
             self.away = None;
@@ -270,8 +278,16 @@ impl Follower<'_> {
             "Preparing" => self.waits(&job.work(), false, output),
             "NotResponding" => self.waits(&job.detail, true, output),
             "Finalizing" => output.busy(&job.detail),
+            // Until it prints: a script may load data for minutes without a word.
+            "Running" if self.is_silent(job) => output.busy("running, no output yet"),
             _ => output.rest(),
         }
+    }
+
+    /// Whether a log is wanted, and nothing of this attempt was in it.
+    fn is_silent(&self, job: &JobView) -> bool {
+        let shown = self.log.epoch == job.attempt && self.log.offset > 0;
+        self.wants.log.is_some() && !shown
     }
 
     /// Prints advice about a wait that does not end by itself.

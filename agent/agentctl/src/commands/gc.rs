@@ -70,7 +70,7 @@ fn as_json(collected: &v1::CollectBlobsResponse, dry_run: bool) -> serde_json::V
 
 fn sum(collected: &v1::CollectBlobsResponse, dry_run: bool) -> String {
     let freed = match (collected.freed_blobs, dry_run) {
-        (0, _) => "nothing is to go".to_owned(),
+        (0, _) => "there is nothing to remove".to_owned(),
         (blobs, dry_run) => {
             let word = if dry_run { "would free" } else { "freed" };
             format!("{word} {} in {}", size::binary(collected.freed_bytes), count(blobs, "blob"))
@@ -211,7 +211,7 @@ mod tests {
             just used                            3    5 MiB
         ");
         let nothing = v1::CollectBlobsResponse { freed_blobs: 0, freed_bytes: 0, ..done };
-        assert!(sum(&nothing, true).starts_with("nothing is to go;"));
+        assert!(sum(&nothing, true).starts_with("there is nothing to remove;"));
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(super) async fn rerun(args: &RerunArgs, to: Option<&Target>, output: &mut Ou
     set(&mut draft, &args.set)?;
     let again = Box::pin(submit::enqueue(&client, draft.validate()?, hint, output)).await;
     let again = again.map_err(|failure| as_job::explain_gone(failure, &job.job))?;
-    output.print(&format!("{again}\n"))
+    submit::tell_name(&again, args.json, output)
 }
 
 /// The tasks of an array that failed, as an array.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use agent_proto::v1;
+use serde_json::json;
 
 use super::cancel::choose;
 use super::lost::await_word;
@@ -22,31 +23,38 @@ pub(super) async fn rm(args: &RmArgs, to: Option<&Target>, output: &mut Output) 
     if args.choice.jobs.is_empty() && !args.yes {
         confirm(&names, output)?;
     }
-    let (mut first, mut removed, mut left) = (None, 0, 0);
+    let (mut first, mut removed, mut left) = (None, Vec::new(), 0);
     for given in &names {
         match remove(&client, given, output).await {
-            Ok(size) => (removed, left) = (removed + 1, left + size),
+            Ok((job, size)) => {
+                removed.push(job);
+                left += size;
+            }
             Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
             Err(failure) => first = Some(failure),
         }
     }
-    if removed > 1 {
-        output.note(&format!("removed {}", count(removed, "job")));
+    if removed.len() > 1 {
+        output.note(&format!("removed {}", count(removed.len() as u64, "job")));
     }
+    let left_bytes = left;
     if left > 0 {
         let left = size::binary(left);
         output.note(&format!("{left} of outputs go when room is needed, or with: agentctl gc --all"));
     }
+    if args.json {
+        output.json(&json!({ "removed": removed, "output_bytes": left_bytes }))?;
+    }
     first.map_or(Ok(()), Err)
 }
 
-/// Removes a job and returns the size of what it left, in bytes.
-async fn remove(client: &Client, given: &str, output: &mut Output) -> Result<u64, Failure> {
+/// Removes a job and returns its name and the size of what it left, in bytes.
+async fn remove(client: &Client, given: &str, output: &mut Output) -> Result<(String, u64), Failure> {
     let job = client.named(given).await?;
     let request = v1::RemoveJobRequest { job: job.clone() };
     let left = answer(client.jobs().remove(request)).await?.output_bytes;
     output.note(&format!("{job}: removed"));
-    Ok(left)
+    Ok((job, left))
 }
 
 /// Whether it has ended, at least `than` ago.

@@ -15,6 +15,14 @@ use crate::output::Output;
 /// How long an orderly shutdown of the daemon may take, in seconds.
 const ORDERLY: i64 = 60;
 
+/// Starts the caller's own daemon, unless one answers.
+pub(super) async fn start(to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find_or_start(to, output).await?;
+    let whom = client.whom().await?;
+    output.note(&format!("{whom} answers; what it has to do: agentctl jobs"));
+    Ok(())
+}
+
 /// Asks the daemon to end and waits until it has.
 pub(super) async fn stop(to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;

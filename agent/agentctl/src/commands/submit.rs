@@ -4,16 +4,20 @@
 
 use std::path::PathBuf;
 
-use agent_model::job::Predecessor;
-use agent_model::{Code, Fault, JobSpec};
+use agent_model::job::{Predecessor, Resources};
+use agent_model::node::Inventory;
+use agent_model::{Code, Fault, JobSpec, size};
 use agent_proto::v1;
+use serde_json::json;
 use tokio::time::{Duration, Instant};
 
+use super::view::NodeView;
 use super::{as_job, files, sweeps};
-use crate::cli::{SubmitArgs, variable};
+use crate::cli::{SubmitArgs, SubmitOnlyArgs, variable};
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::output::text::{clean, count};
 use crate::prepare::{Care, Changes, Plan};
 
 /// How long to wait for a daemon that goes away during the call.
@@ -21,15 +25,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Submits and prints the job's name.
 pub(super) async fn submit(
-    args: SubmitArgs,
+    args: SubmitOnlyArgs,
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    if args.dry_run {
-        return dry_run(args, to, output).await;
+    if args.submit.dry_run {
+        return dry_run(args.submit, to, output).await;
     }
-    let Placed { job, .. } = place(args, to, output).await?;
-    output.print(&format!("{job}\n"))
+    let Placed { job, .. } = place(args.submit, to, output).await?;
+    tell_name(&job, args.json, output)
+}
+
+/// Prints the name of a new job.
+pub(super) fn tell_name(job: &str, json: bool, output: &mut Output) -> Result<(), Failure> {
+    if json { output.json(&json!({ "job": job })) } else { output.print(&format!("{job}\n")) }
 }
 
 /// Lists what would be sent, and sends nothing.
@@ -43,9 +52,22 @@ pub(super) async fn dry_run(
 
 fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
     let SubmitArgs { target, config, source_directory: source, experiment, name, .. } = args.clone();
-    let SubmitArgs { set, env, command, needs, force_rerun, allow_unknown, .. } = args.clone();
-    let changes =
-        Changes { config, source, experiment, name, command, set, env, needs, force_rerun, allow_unknown };
+    let SubmitArgs { set, env, secret: secrets, command, needs, .. } = args.clone();
+    let SubmitArgs { force_rerun, allow_unknown, env_file, .. } = args.clone();
+    let changes = Changes {
+        config,
+        source,
+        experiment,
+        name,
+        command,
+        set,
+        env,
+        secrets,
+        needs,
+        force_rerun,
+        allow_unknown,
+        env_file,
+    };
     let plan = Plan::read(&target, changes)?;
     match args.of_one_process().first().filter(|_| plan.pipeline.is_some()) {
         None => Ok(plan),
@@ -59,6 +81,57 @@ fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
 fn unreplaced(command: &[String]) -> Option<&str> {
     let is_one = |word: &&String| word.contains("$AGENTD_ARRAY_") || word.contains("${AGENTD_ARRAY_");
     command.iter().find(is_one).filter(|_| command.len() > 1).map(String::as_str)
+}
+
+/// Says what no machine that is here can ever give, or refuses the job for it. Where pools make machines nobody knows.
+async fn fitting(client: &Client, plan: &Plan, strict: bool, output: &mut Output) -> Result<(), Failure> {
+    let wanted = plan.resources();
+    let asks = |wants: &&Resources| wants.nodes > 1 || wants.gpus > 0 || wants.cpus > 0 || wants.memory > 0;
+    if !wanted.iter().any(|wants| asks(&wants)) {
+        return Ok(());
+    }
+    client.settle().await?;
+    let nodes = client.machines().await?.nodes;
+    let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
+    let Some(lacks) = wanted.iter().find_map(|wants| too_large(wants, &nodes)) else { return Ok(()) };
+    if !client.all_pools().await?.pools.is_empty() {
+        return Ok(());
+    }
+    if strict {
+        return Err(Failure::refused(format!("the job would wait for ever: {lacks}"), "ask for less"));
+    }
+    output.warn(&format!("{lacks}: the job waits until one can (--strict refuses such a job)"));
+    Ok(())
+}
+
+/// What none of the machines has for jobs, or too few.
+fn too_large(wants: &Resources, nodes: &[NodeView]) -> Option<String> {
+    let largest = |of: fn(&Inventory) -> u64| {
+        let all = nodes.iter().map(|node| (of(&node.inventory), node.node.as_str()));
+        all.max_by_key(|(most, _)| *most).unwrap_or((0, "none"))
+    };
+    let gpus = largest(|inventory| inventory.gpus.len() as u64);
+    let cpus = largest(|inventory| inventory.cpus.saturating_sub(inventory.reserved_cpus).into());
+    let memory = largest(|inventory| inventory.memory.saturating_sub(inventory.reserved_memory));
+    let told = |wants: String, (most, node): (u64, &str), word: &dyn Fn(u64) -> String| {
+        let most = if most == 0 { "none".to_owned() } else { word(most) };
+        format!("no machine here has {wants} for jobs: {} has {most}", clean(node))
+    };
+    if nodes.is_empty() {
+        return None;
+    }
+    if u64::from(wants.gpus) > gpus.0 {
+        return Some(told(count(wants.gpus.into(), "GPU"), gpus, &|most| most.to_string()));
+    }
+    if u64::from(wants.cpus) > cpus.0 {
+        return Some(told(count(wants.cpus.into(), "CPU"), cpus, &|most| most.to_string()));
+    }
+    if wants.memory > memory.0 {
+        return Some(told(format!("{} of memory", size::binary(wants.memory)), memory, &size::binary));
+    }
+    let there = nodes.len();
+    let few = || format!("it asks for {} machines at once, and there is {there}", wants.nodes);
+    (wants.nodes as usize > there).then(few)
 }
 
 /// The jobs that it waits for, by their whole names.
@@ -96,6 +169,10 @@ pub(super) async fn place(
     }
     plan.warnings.iter().for_each(|warning| output.warn(&warning.to_string()));
     let client = Client::find_or_start(to, output).await?;
+    if let Some(chosen) = &plan.environment {
+        output.note(&format!("environment: {chosen}"));
+    }
+    fitting(&client, &plan, args.strict, output).await?;
     plan.draft.predecessors = predecessors(&client, &args).await?;
     if let Some(array) = args.array() {
         if let Some(word) = unreplaced(&args.command) {
@@ -168,7 +245,28 @@ fn random_id() -> Result<String, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::nodes::tests::small;
     use super::*;
+
+    #[test]
+    fn test_what_no_machine_has_is_told() {
+        let told = |wants: Resources| too_large(&wants, &[small()]);
+        let wants = Resources::default;
+        assert_eq!(told(Resources { cpus: 8, memory: 16 << 30, ..wants() }), None);
+        let expected = [
+            (Resources { gpus: 2, ..wants() }, "no machine here has 2 GPUs for jobs: box has none"),
+            (Resources { cpus: 64, ..wants() }, "no machine here has 64 CPUs for jobs: box has 8"),
+            (
+                Resources { memory: 400 << 30, ..wants() },
+                "no machine here has 400 GiB of memory for jobs: box has 16 GiB",
+            ),
+            (Resources { nodes: 3, ..wants() }, "it asks for 3 machines at once, and there is 1"),
+        ];
+        for (wants, text) in expected {
+            assert_eq!(told(wants).as_deref(), Some(text));
+        }
+        assert_eq!(too_large(&Resources { gpus: 2, ..wants() }, &[]), None);
+    }
 
     #[test]
     fn test_an_index_that_no_shell_replaces_is_found() {

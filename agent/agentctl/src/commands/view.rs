@@ -20,7 +20,7 @@ use super::nodes::TunnelView;
 use super::preempt::PreemptionView;
 use super::recorded::with_values;
 use super::sweeps::{BestView, TrialView};
-use crate::client::person;
+use crate::client::{person, with_people};
 use crate::output::Paper;
 use crate::output::text::{Tone, clean, duration};
 
@@ -145,7 +145,7 @@ impl TryFrom<v1::Job> for JobView {
             title: spec.display_name.clone(),
             experiment: spec.experiment.clone(),
             priority: spec.priority.name(),
-            detail: wire.detail,
+            detail: with_people(&wire.detail),
             owner: person(&wire.owner),
             attempt: wire.epoch,
             cancel_requested: wire.cancel_requested,
@@ -311,6 +311,7 @@ impl JobView {
             "Failed" => Tone::Bad,
             "NotResponding" => Tone::Warn,
             "Canceled" => Tone::Dim,
+            "Preparing" | "Running" | "Finalizing" => Tone::Live,
             _ => Tone::Plain,
         }
     }

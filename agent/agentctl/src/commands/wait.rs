@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use serde_json::json;
 use tokio::time::{Duration, Instant, timeout_at};
 
 use super::follow::{Ended, Wants, follow};
@@ -21,7 +22,7 @@ pub(super) async fn wait(
 ) -> Result<ExitCode, Failure> {
     let client = Client::find_or_await(to).await?;
     let end = Instant::now() + Duration::from_secs(args.timeout.unwrap_or(FOR_EVER).min(FOR_EVER));
-    let mut first = ExitCode::SUCCESS;
+    let (mut first, mut all) = (ExitCode::SUCCESS, Vec::new());
     for given in &args.jobs {
         let job = &client.named(given).await?;
         output.busy(&format!("waiting for {job} to end"));
@@ -33,11 +34,17 @@ pub(super) async fn wait(
         let ended = ended?;
         output.rest();
         ended.tell(output);
-        match ended {
+        match &ended {
             Ended::Detached => return Ok(ended.exit_code()),
             Ended::Job(_) if first == ExitCode::SUCCESS => first = ended.exit_code(),
             Ended::Job(_) => {}
         }
+        if let Ended::Job(job) = ended {
+            all.push(job);
+        }
+    }
+    if args.json {
+        output.json(&json!({ "jobs": all }))?;
     }
     Ok(first)
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use agent_jobfile::{self as jobfile, Misread, PipelineFile, PipelineSettings, StepFile};
-use agent_model::job::{Array, Input, JobDraft};
+use agent_model::job::{Array, Input, JobDraft, Resources};
 use agent_model::pipeline::{Pipeline, PipelineStep, StepOutput};
 use agent_model::{Digest, Fault, JobSpec};
 
@@ -66,6 +66,7 @@ impl Plan {
                 Ok(mut plan) => {
                     warnings.append(&mut plan.warnings);
                     plan.draft.environment_variables.extend(changes.env.iter().cloned());
+                    plan.draft.secrets.extend(changes.secrets.iter().cloned());
                     steps.push(StepPlan { name, plan, reuse, bound, after });
                 }
                 Err(wrong) => {
@@ -90,7 +91,24 @@ impl Plan {
         settings.force_rerun |= changes.force_rerun;
         let pipeline = Some(Box::new(PipelinePlan { steps, outputs, settings }));
         let hint = draft.display_name.clone();
-        Ok(Plan { draft, code: None, inputs: Vec::new(), context: None, pipeline, hint, warnings })
+        Ok(Plan {
+            draft,
+            code: None,
+            inputs: Vec::new(),
+            context: None,
+            pipeline,
+            hint,
+            environment: None,
+            warnings,
+        })
+    }
+
+    /// What it asks for, of a pipeline each of its steps.
+    pub(crate) fn resources(&self) -> Vec<&Resources> {
+        match &self.pipeline {
+            None => vec![&self.draft.resources],
+            Some(pipeline) => pipeline.steps.iter().map(|step| &step.plan.draft.resources).collect(),
+        }
     }
 
     /// The job as far as it is known before anything is sent, with something in the place of each file: all rules but

@@ -29,12 +29,16 @@ pub(crate) struct Changes {
     pub(crate) set: Vec<(String, String)>,
     /// More variables for the command.
     pub(crate) env: Vec<(String, String)>,
+    /// Variables whose values are secrets, and the names of those.
+    pub(crate) secrets: Vec<(String, String)>,
     /// What else it needs.
     pub(crate) needs: Needs,
     /// Of a pipeline: every step is run, also where the same ran before.
     pub(crate) force_rerun: bool,
     /// Keys that look like slips are only told of.
     pub(crate) allow_unknown: bool,
+    /// The file that says the environment of a job without a job file.
+    pub(crate) env_file: Option<PathBuf>,
 }
 
 /// A job that is complete except for its files.
@@ -52,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) pipeline: Option<Box<PipelinePlan>>,
     /// What the generated name of the job is made from.
     pub(crate) hint: String,
+    /// What chose the environment, where nobody wrote it down.
+    pub(crate) environment: Option<String>,
     /// Warnings about what was read, with the place.
     pub(crate) warnings: Vec<Remark>,
 }
@@ -145,20 +151,18 @@ impl Plan {
                 ),
             ));
         }
-        let file = dir.join(REQUIREMENTS);
-        let environment = match file.is_file() {
-            true => pip(EnvSpec::DEFAULT_PYTHON, &file)?,
-            false => EnvSpec::host(),
-        };
+        let mut warnings = Vec::new();
+        let (environment, chosen) = environment_of(dir, changes.env_file.as_deref(), &mut warnings)?;
         let name = directory_name(dir);
         Ok(Plan {
+            environment: Some(chosen),
             draft: JobDraft { environment, experiment: name.clone(), ..JobDraft::default() },
             code: Some(dir.to_owned()),
             inputs: Vec::new(),
             context: None,
             pipeline: None,
             hint: name,
-            warnings: Vec::new(),
+            warnings,
         })
     }
 
@@ -172,6 +176,7 @@ impl Plan {
         if !changes.allow_unknown {
             job.warnings = jobfile::Warning::without_slips(job.warnings).map_err(refused)?;
         }
+        refuse_env_file(changes, file)?;
         let base = file.parent().unwrap_or(Path::new(""));
         let mut plan = Plan::of_read(job, file, base)?;
         if plan.code.is_none() && plan.draft.code.is_none() && changes.command.is_empty() {
@@ -230,6 +235,7 @@ impl Plan {
             inputs: found.into_iter().flatten().collect(),
             context: None,
             pipeline: None,
+            environment: None,
             warnings: warnings.into_iter().map(|warning| Remark::at(file, warning)).collect(),
         };
         wrong.extend(plan.code.iter().filter_map(|code| no_directory(code_at.file, code)));
@@ -306,6 +312,7 @@ impl Plan {
             self.draft.command = shell_line(&changes.command);
         }
         self.draft.environment_variables.extend(changes.env);
+        self.draft.secrets.extend(changes.secrets);
         let (needs, resources) = (changes.needs, &mut self.draft.resources);
         resources.gpus = needs.gpus.unwrap_or(resources.gpus);
         resources.cpus = needs.cpus.unwrap_or(resources.cpus);
@@ -391,6 +398,67 @@ fn refuse_set(changes: &Changes) -> Result<(), Fault> {
         }
         None => Ok(()),
     }
+}
+
+/// A job file says its environment itself.
+fn refuse_env_file(changes: &Changes, file: &Path) -> Result<(), Fault> {
+    let Some(given) = &changes.env_file else { return Ok(()) };
+    let what =
+        format!("`--env-file {}` has no place: {} says the environment", given.display(), file.display());
+    Err(Fault::new(Code::JobInvalid, what).fix("name it there: `environment: {conda_file: environment.yml}`"))
+}
+
+/// Files that say an environment and are not taken without being asked for.
+const NOT_TAKEN: [&str; 5] =
+    ["environment.yml", "environment.yaml", "conda.yml", "pyproject.toml", "uv.lock"];
+
+/// The environment of a directory without a job file, and what chose it.
+fn environment_of(
+    dir: &Path,
+    given: Option<&Path>,
+    warnings: &mut Vec<Remark>,
+) -> Result<(EnvSpec, String), Fault> {
+    if let Some(file) = given {
+        return Ok((environment_in(file, warnings)?, format!("{}, as you said", file.display())));
+    }
+    let file = dir.join(REQUIREMENTS);
+    if file.is_file() {
+        return Ok((pip(EnvSpec::DEFAULT_PYTHON, &file)?, format!("{REQUIREMENTS} here")));
+    }
+    let as_it_is = format!("{} of the machine as it is", EnvSpec::DEFAULT_PYTHON);
+    let chosen = match NOT_TAKEN.iter().find(|name| dir.join(name).is_file()) {
+        None => as_it_is,
+        Some(name) => format!("{as_it_is}; {name} is not used: {}", use_of(&dir.join(name))),
+    };
+    Ok((EnvSpec::host(), chosen))
+}
+
+/// How to use a file that says an environment.
+fn use_of(file: &Path) -> String {
+    match file.extension().is_some_and(|ending| ending == "toml" || ending == "lock") {
+        true => {
+            format!("make a {REQUIREMENTS} of it: uv export --no-hashes --no-emit-project >{REQUIREMENTS}")
+        }
+        false => format!("--env-file {}", file.display()),
+    }
+}
+
+fn environment_in(file: &Path, warnings: &mut Vec<Remark>) -> Result<EnvSpec, Fault> {
+    let ending = file.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    if ["txt", "in"].contains(&ending) {
+        return pip(EnvSpec::DEFAULT_PYTHON, file);
+    }
+    if ending == "toml" || file_name(file) == "uv.lock" {
+        let what = format!("`{}` is not read", file.display());
+        return Err(Fault::new(Code::JobUnsupported, what).fix(use_of(file)));
+    }
+    let text = read(file, "the environment file")?;
+    if text.lines().any(|line| line.trim() == "@EXPLICIT") {
+        let lock = Some(conda::lock(file, None, warnings)?);
+        return Ok(EnvSpec::Conda { file: file_name(file), document: String::new(), lock });
+    }
+    let (document, _) = conda::document(&text, file, warnings)?;
+    Ok(EnvSpec::Conda { file: file_name(file), document, lock: None })
 }
 
 fn pip(python: &str, file: &Path) -> Result<EnvSpec, Fault> {
@@ -525,6 +593,29 @@ mod tests {
         let plan = Plan::read(dir.path(), command(&["true"])).unwrap();
         let requirements = vec!["numpy".to_owned()];
         assert_eq!(plan.draft.environment, EnvSpec::Pip { python: "python3".into(), requirements });
+    }
+
+    #[test]
+    fn test_what_chose_the_environment_is_told_and_another_file_may_be_named() {
+        let dir =
+            project(&[("environment.yml", "dependencies: [numpy]\n"), ("r.txt", "numpy\n"), ("t.py", "")]);
+        let plan = Plan::read(dir.path(), command(&["true"])).unwrap();
+        assert_eq!(plan.draft.environment, EnvSpec::host());
+        let told = plan.environment.unwrap();
+        let file = dir.path().join("environment.yml");
+        let expected = format!("is not used: --env-file {}", file.display());
+        assert!(told.starts_with("python3 of the machine as it is; ") && told.ends_with(&expected), "{told}");
+        let named = |name: &str| Changes { env_file: Some(dir.path().join(name)), ..command(&["true"]) };
+        let plan = Plan::read(dir.path(), named("environment.yml")).unwrap();
+        assert!(matches!(plan.draft.environment, EnvSpec::Conda { .. }), "{:?}", plan.draft.environment);
+        let plan = Plan::read(dir.path(), named("r.txt")).unwrap();
+        assert!(matches!(plan.draft.environment, EnvSpec::Pip { .. }));
+        let fault = Plan::read(dir.path(), named("uv.lock")).unwrap_err();
+        assert!(fault.fix.unwrap().contains("uv export"));
+        let dir = project(&[("job.yml", "command: x\n"), ("r.txt", "numpy\n")]);
+        let fault = Plan::read(dir.path(), Changes { env_file: Some("r.txt".into()), ..Changes::default() })
+            .unwrap_err();
+        assert!(fault.what.contains("says the environment"), "{fault}");
     }
 
     #[test]

@@ -33,9 +33,12 @@ impl Source {
     /// What `target` is, or what is meant by the run configuration that the command line names.
     pub(crate) fn find(target: &Path, changes: &Changes) -> Result<Source, Fault> {
         let metadata = fs::metadata(target).map_err(|error| {
-            Fault::new(Code::JobFile, format!("cannot find `{}`", target.display()))
-                .because(&error)
-                .fix("name a directory with your code, or a job file")
+            Fault::new(Code::JobFile, format!("cannot find `{}`", target.display())).because(&error).fix(
+                match resembling(target) {
+                    Some(meant) => format!("did you mean `{}`?", meant.display()),
+                    None => "name a directory with your code, a script, or a job file".to_owned(),
+                },
+            )
         })?;
         match &changes.config {
             Some(name) if metadata.is_dir() => named(target, name),
@@ -48,6 +51,16 @@ impl Source {
             None => Ok(of_file(target)),
         }
     }
+}
+
+/// What is beside a path that leads nowhere, and has nearly its name.
+fn resembling(target: &Path) -> Option<PathBuf> {
+    let (dir, name) = (target.parent()?, target.file_name()?.to_str()?);
+    let here = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let names = fs::read_dir(here).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let names: Vec<String> = names.collect();
+    let known: Vec<&str> = names.iter().map(String::as_str).collect();
+    agent_jobfile::nearest(name, &known).map(|found| dir.join(found))
 }
 
 /// `-c NAME`: a file of that name; else one in the project's folder, or beside the code.
@@ -197,6 +210,15 @@ mod tests {
         assert_eq!(find(dir.path(), None).unwrap(), Source::Job(dir.path().join("job.yml")));
         let fault = find(&dir.path().join("job.yml"), Some("a")).unwrap_err();
         assert!(fault.what.contains("is no directory"), "{fault}");
+    }
+
+    #[test]
+    fn test_a_file_of_nearly_that_name_is_offered() {
+        let dir = project(&[("train.py", ""), ("notes.txt", "")]);
+        let fix =
+            |name: &str| Source::find(&dir.path().join(name), &Changes::default()).unwrap_err().fix.unwrap();
+        assert_eq!(fix("trian.py"), format!("did you mean `{}`?", dir.path().join("train.py").display()));
+        assert_eq!(fix("evaluate.py"), "name a directory with your code, a script, or a job file");
     }
 
     #[test]
