@@ -157,6 +157,24 @@ fn in_terminal(host: &Host, line: &str) -> Command {
 }
 
 #[test]
+fn test_a_daemon_of_ones_own_is_started_by_who_looks_at_its_jobs() {
+    let mut host = Host::started();
+    let job = host.submit("true");
+    host.wait_for(&job, &["Completed"]);
+    host.stop();
+    for line in [&["jobs"][..], &["jobs", "--json"]] {
+        host.ctl(line).code(4).says("NET-101"); // a program is told
+    }
+    let shown = finish(&mut in_terminal(&host, "jobs")).ok().stdout;
+    assert!(shown.contains("starting one of your own") && shown.contains(&job), "{shown}");
+    host.ctl(&["stop"]).ok();
+    host.ctl(&["start"]).ok().says("starting one of your own").says("answers");
+    let again = host.ctl(&["start"]).ok();
+    assert!(!again.stderr.contains("starting"), "{}", again.stderr);
+    host.ctl(&["stop"]).ok();
+}
+
+#[test]
 fn test_last_words_of_a_job_are_on_the_screen_once() {
     let host = Host::started();
     let dir = host.project("p", &[("t.sh", "echo these are its last words; exit 3\n")]);

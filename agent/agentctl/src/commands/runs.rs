@@ -19,7 +19,7 @@ use super::view::JobView;
 use crate::cli::RunsArgs;
 use crate::client::{Client, Target, person};
 use crate::failure::Failure;
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, LONG_NAME, Table};
 use crate::output::text::{Ink, clean, clock, cut_middle, number};
 use crate::output::{Output, Paper};
 
@@ -254,8 +254,13 @@ fn fitting(
     now: Timestamp,
     paper: Paper,
 ) -> (Vec<Extra>, Vec<Extra>) {
-    let plain = table(runs, &[], has_owner, now).render(Paper { ink: Ink::new(false), width: 10_000 });
-    let mut left = paper.width.saturating_sub(plain.lines().map(UnicodeWidthStr::width).max().unwrap_or(0));
+    // A long name has a line of its own.
+    let names = runs.iter().filter(|run| run.job.job.len() <= LONG_NAME);
+    let names: Vec<RunRow> =
+        names.map(|run| RunRow { job: run.job.clone(), facts: RunFacts::default() }).collect();
+    let plain = table(&names, &[], has_owner, now).render(Paper { ink: Ink::new(false), width: 10_000 });
+    let taken = plain.lines().map(UnicodeWidthStr::width).max().unwrap_or(0);
+    let mut left = paper.width.saturating_sub(taken);
     let (mut shown, mut left_out) = (Vec::new(), Vec::new());
     for column in wanted {
         let cells = runs.iter().map(|run| run.text(&column).width());

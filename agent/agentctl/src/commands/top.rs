@@ -16,7 +16,7 @@ use crate::cli::{JsonArgs, StatusArgs};
 use crate::client::{Client, Target, person};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
-use crate::output::text::Tone;
+use crate::output::text::{Tone, wrap};
 use crate::output::{Output, Paper};
 
 /// What one owner has now.
@@ -168,10 +168,11 @@ impl Usage {
                 Cell::from(kept.collect::<Vec<_>>().join(", ")),
             ]);
         }
-        let store = size::part(self.store.0, self.store.1);
+        let (taken, most) = (size::binary(self.store.0), size::binary(self.store.1));
         let told = format!(
-            "The store has {store}: code, data and results. What stays of it and why: agentctl gc --dry-run"
+            "The store has {taken} of at most {most}: code, data and results. What stays, and why: agentctl gc --dry-run"
         );
+        let told = wrap(&told, paper.width, 0);
         format!("{}{}\n", table.render(paper), paper.ink.paint(Tone::Dim, &told))
     }
 }

@@ -43,7 +43,7 @@ const ROOMY: usize = 16;
 /// The same where the first cells are not cut.
 const MUCH: usize = 28;
 /// In a table that is too wide, longer names than this have a line of their own, where names are not cut.
-const LONG_NAME: usize = 32;
+pub(crate) const LONG_NAME: usize = 32;
 /// It is cut to no fewer columns than this: with less room it is left out.
 const LEAST: usize = 8;
 /// Names are cut to no fewer columns than this, which the key of an environment has.
@@ -218,11 +218,11 @@ mod tests {
         let mut table = table().whole_first();
         table.row(["a-name-that-is-very-long-1".into(), "0".into(), "a title with several words".into()]);
         insta::assert_snapshot!(table.render(Paper { ink: Ink::new(false), width: 52 }), @r"
-            NAME                EXIT  TITLE
-            train-1              137  a long title with words
-            x                         short
+            NAME     EXIT  TITLE
+            train-1   137  a long title with words
+            x              short
             a-name-that-is-very-long-1
-                                   0  a title with several words
+                        0  a title with several words
         ");
     }
 
