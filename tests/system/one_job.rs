@@ -21,7 +21,7 @@ fn test_a_job_runs_from_nothing_to_its_outputs() {
     assert_eq!(host.ctl(&["logs", &job]).ok().stdout, ran.stdout);
     let why = host.ctl(&["why", &job]).ok().stdout;
     // What takes less than the pause between two reports of the node may be left out.
-    for step in ["queued", "placed on", "preparing the environment", "running", "stored 1 file"] {
+    for step in ["queued", "given to", "preparing the environment", "running", "stored 1 file"] {
         assert!(why.contains(step), "no `{step}` in:\n{why}");
     }
     host.ctl(&["stop"]).ok();

@@ -107,6 +107,9 @@ fn test_verbs_that_do_something_answer_programs_too() {
     let again = again.as_str().unwrap();
     let ended = json(&["wait", job, again, "--json"]);
     assert_eq!([&ended["jobs"][0]["job"], &ended["jobs"][1]["state"]], [job, "Completed"]);
+    assert_eq!(json(&["files", dir.to_str().unwrap(), "--json"])["parts"][0]["files"], 1);
+    assert_eq!(json(&["explain", "ENV-103", "--json"])["code"], "ENV-103");
+    assert!(json(&["explain", "--json"]).as_array().unwrap().len() > 50);
     let fetched = json(&["download", job, "--json"]);
     assert_eq!([&fetched["files"], &fetched["bytes"]], [1, 2], "{fetched}");
     assert_eq!(json(&["cancel", job, "--json"])["jobs"][0]["state"], "Completed");

@@ -85,6 +85,9 @@ pub(crate) enum Verb {
         /// A directory (with a job.yml or without), a job file, or a script.
         #[arg(default_value = ".")]
         target: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Write the first job file of a directory; what is there already stays as it is.
     Init(InitArgs),
@@ -221,6 +224,9 @@ pub(crate) enum Verb {
     Explain {
         /// For example ENV-103.
         code: Option<String>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Start a daemon of your own, with the jobs that it had, where none of the machine is there.
     Start,

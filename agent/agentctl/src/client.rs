@@ -122,9 +122,7 @@ impl Client {
             (Some(_), _) => {
                 "check the socket's path and start the daemon there, for example with `agentd run`"
             }
-            (None, None) => {
-                "start one with `agentctl run` or `agentd run --user`, or name its socket with --socket"
-            }
+            (None, None) => "start one with `agentctl start`, or name its socket with --socket",
             (None, Some(_)) => {
                 "start the service: `sudo systemctl start agentd`; or, if you mean one of your own, start that: \
                  `agentd run --user`"

@@ -31,6 +31,7 @@ pub(crate) use plan::{Changes, Plan, job_name, quoted};
 pub(crate) use remark::Remark;
 pub(crate) use ship::{Care, send};
 pub(crate) use source::Source;
+pub(crate) use survey::{SentPart, describe};
 pub(crate) use text::read as read_text;
 
 /// A fault about the content of `file`.

@@ -277,7 +277,7 @@ impl ReplicaStep {
             ReplicaStep::Building => "preparing the environment",
             ReplicaStep::Launching => "starting the command",
             ReplicaStep::Running => "running",
-            ReplicaStep::Releasing => "ending left-over processes",
+            ReplicaStep::Releasing => "cleaning up after the command",
             ReplicaStep::Uploading => "storing logs and outputs",
             ReplicaStep::Reported => "reported",
         }

@@ -78,6 +78,7 @@ async fn ask(client: &Client, given: &str, output: &mut Output) -> Result<(Strin
     let job = JobView::try_from(answer(client.jobs().cancel(request)).await?)?;
     output.note(&match job.has_ended() {
         true => format!("{name}: {}", job.state),
+        false if job.started_ms.is_none() => format!("{name}: asked to end before its command begins"),
         false if job.is_storing() => {
             format!("{name}: asked to end; outputs that are not stored yet stay on its machine")
         }

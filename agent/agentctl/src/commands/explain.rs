@@ -1,6 +1,7 @@
 //! `explain`: the page of a fault code.
 
 use agent_model::Code;
+use serde_json::json;
 
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
@@ -8,15 +9,24 @@ use crate::output::text::{Tone, wrap};
 use crate::output::{Output, Paper};
 
 /// Prints one page, or the list of all codes.
-pub(super) fn explain(code: Option<&str>, output: &mut Output) -> Result<(), Failure> {
+pub(super) fn explain(code: Option<&str>, json: bool, output: &mut Output) -> Result<(), Failure> {
     let paper = output.paper();
-    let Some(text) = code else { return output.print(&list(paper)) };
+    let Some(text) = code else {
+        let entry = |code: Code| json!({ "code": code.as_str(), "title": code.title() });
+        return match json {
+            true => output.json(&Code::ALL.iter().copied().map(entry).collect::<Vec<_>>()),
+            false => output.print(&list(paper)),
+        };
+    };
     let code = Code::parse(text.trim()).ok_or_else(|| {
         Failure::refused(
             format!("there is no fault code `{text}`"),
             "codes look like ENV-103; `agentctl explain` lists them all",
         )
     })?;
+    if json {
+        return output.json(&json!({ "code": code.as_str(), "title": code.title(), "page": page(code) }));
+    }
     output.print(&render(page(code), paper))
 }
 

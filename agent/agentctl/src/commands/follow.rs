@@ -324,7 +324,7 @@ impl Follower<'_> {
         }
         let what = format!("the daemon has been away for {} s", AWAY.as_secs());
         let fault = Fault::new(Code::Unreachable, what).why(why.what).fix(format!(
-            "start it again (your own: `agentd run --user`), then `agentctl logs -f {}`; the job goes on",
+            "start it again (your own: `agentctl start`), then `agentctl logs -f {}`; the job goes on",
             self.job
         ));
         Err(why.why.into_iter().fold(fault, Fault::why).into())

@@ -47,7 +47,7 @@ pub(super) async fn dry_run(
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    files::list(&plan(&args)?, to, output).await
+    files::list(&plan(&args)?, false, to, output).await
 }
 
 fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {

@@ -149,7 +149,7 @@ fn render(job: &JobView, events: &[v1::HistoryEvent], now: Timestamp, paper: Pap
         let at = format!("{:>14}", format!("+{}", since(Timestamp(event.at_ms).since(begin))));
         let attempt =
             if attempts > 1 && event.epoch > 0 { format!("[{}] ", event.epoch) } else { String::new() };
-        let short = without_causes(plainly(&event.text), job);
+        let short = without_causes(&plainly(&event.text), job);
         let told = cut(&format!("{attempt}{}", clean(&short)), 2 * paper.width);
         let told = wrap(&told, paper.width, 16);
         let _ = writeln!(text, "{}  {told}", paper.ink.paint(Tone::Dim, &at));
@@ -177,9 +177,16 @@ fn without_causes<'a>(text: &'a str, job: &JobView) -> Cow<'a, str> {
     if causes.len() > 2 { Cow::Owned(text.replace(&causes, "")) } else { Cow::Borrowed(text) }
 }
 
-/// The text of an event without details that another event has.
-fn plainly(text: &str) -> &str {
-    if text.starts_with("running: environment ") { "running" } else { text }
+/// The text of an event as a person would say it, without details that another event has.
+fn plainly(text: &str) -> Cow<'_, str> {
+    if text.starts_with("running: environment ") {
+        return "running".into();
+    }
+    match text.strip_prefix("placed on ").and_then(|rest| rest.rsplit_once(" as attempt ")) {
+        Some((nodes, "1")) => format!("given to {nodes}").into(),
+        Some((nodes, attempt)) => format!("given to {nodes}, attempt {attempt}").into(),
+        None => text.into(),
+    }
 }
 
 /// What is done for the job now.
@@ -271,7 +278,7 @@ mod tests {
             prepared 1 min 40 s
 
                   +0.000 s  queued
-                  +0.012 s  placed on box as attempt 1
+                  +0.012 s  given to box
                +1 min 41 s  ended: the command returned 3\u{1b}[2J,
                             which is a long line about it
 

@@ -6,8 +6,9 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use agent_blocking::blocking;
-use agent_cas::snapshot::Survey;
+use agent_cas::snapshot::{Ruled, Survey};
 use agent_model::{Code, Fault, size};
+use serde_json::{Value, json};
 
 use super::Plan;
 use super::ship::{self, Kind, unreadable};
@@ -99,24 +100,70 @@ impl Plan {
         Ok(())
     }
 
-    /// What would be sent, for people.
-    pub(crate) async fn survey(&self, never: &[PathBuf], paper: Paper) -> Result<String, Fault> {
-        let mut text = String::new();
+    /// What would be sent.
+    pub(crate) async fn survey(&self, never: &[PathBuf]) -> Result<Vec<SentPart>, Fault> {
+        let mut surveyed = Vec::new();
         for (what, kind, path) in self.parts() {
-            if kind == Kind::File {
-                let size = path.metadata().map_or(0, |metadata| metadata.len());
-                let _ = writeln!(text, "{what}: {}, {}", path.display(), size::binary(size));
-                continue;
+            let content = match kind {
+                Kind::File => SentContent::File(path.metadata().map_or(0, |metadata| metadata.len())),
+                _ => {
+                    let (dir, never) = (path.to_owned(), ship::never(kind, path, never));
+                    let survey = blocking(move || kind.choice(&never, None).survey(&dir)).await;
+                    SentContent::Directory(Box::new(survey.map_err(|error| unreadable(&what, path, &error))?))
+                }
+            };
+            surveyed.push(SentPart { what, path: path.to_owned(), content });
+        }
+        Ok(surveyed)
+    }
+}
+
+/// A part of what would be sent.
+pub(crate) struct SentPart {
+    /// `code`, `input NAME` and so on.
+    what: String,
+    path: PathBuf,
+    content: SentContent,
+}
+
+enum SentContent {
+    /// A file of so many bytes.
+    File(u64),
+    Directory(Box<Survey>),
+}
+
+/// The parts for people.
+pub(crate) fn describe(parts: &[SentPart], paper: Paper) -> String {
+    let part = |SentPart { what, path, content }: &SentPart| match content {
+        SentContent::File(size) => format!("{what}: {}, {}\n", path.display(), size::binary(*size)),
+        SentContent::Directory(survey) => told(what, path, survey, paper),
+    };
+    match parts {
+        [] => "nothing: the job names no code and no files\n".to_owned(),
+        parts => parts.iter().map(part).collect(),
+    }
+}
+
+impl SentPart {
+    /// For programs.
+    pub(crate) fn json(&self) -> Value {
+        let SentPart { what, path, content } = self;
+        match content {
+            SentContent::File(size) => json!({ "part": what, "path": path, "files": 1, "bytes": size }),
+            SentContent::Directory(survey) => {
+                let named = |(name, bytes): &(String, u64)| json!({ "path": name, "bytes": bytes });
+                let ruled = |(rule, ruled): (&String, &Ruled)| json!({ "rule": rule, "count": ruled.count, "examples": ruled.examples });
+                json!({
+                    "part": what,
+                    "path": path,
+                    "files": survey.files,
+                    "bytes": survey.bytes,
+                    "largest": survey.largest.iter().map(named).collect::<Vec<_>>(),
+                    "left_out": survey.rules.iter().map(ruled).collect::<Vec<_>>(),
+                    "warnings": survey.warnings.iter().chain(&keys(&survey.named(is_key))).collect::<Vec<_>>(),
+                })
             }
-            let (dir, never) = (path.to_owned(), ship::never(kind, path, never));
-            let survey = blocking(move || kind.choice(&never, None).survey(&dir)).await;
-            let survey = survey.map_err(|error| unreadable(&what, path, &error))?;
-            text.push_str(&told(&what, path, &survey, paper));
         }
-        if text.is_empty() {
-            text.push_str("nothing: the job names no code and no files\n");
-        }
-        Ok(text)
     }
 }
 
@@ -168,7 +215,7 @@ mod tests {
             (".env", "TOKEN=1"),
             ("state/cas/x", "x"),
         ]);
-        let told = plan(dir.path()).survey(&[dir.path().join("state")], PAPER).await.unwrap();
+        let told = describe(&plan(dir.path()).survey(&[dir.path().join("state")]).await.unwrap(), PAPER);
         let places = |told: &str, dir: &Path| told.replace(&dir.display().to_string(), "DIR");
         insta::assert_snapshot!(places(&told, dir.path()), @r"
             code: DIR, 4 files, 21 B
@@ -187,7 +234,7 @@ mod tests {
             ("src/a", ""),
             ("d.csv", "123"),
         ]);
-        let told = plan(dir.path()).survey(&[], PAPER).await.unwrap();
+        let told = describe(&plan(dir.path()).survey(&[]).await.unwrap(), PAPER);
         insta::assert_snapshot!(places(&told, dir.path()), @r"
             code: DIR/src, 1 file, 0 B
                    0 B  a
