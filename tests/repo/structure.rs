@@ -25,7 +25,7 @@ const LEFT: &[(&str, &[&str])] = &[
 
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
-    ("agent/agentctl", 14_600),
+    ("agent/agentctl", 14_700),
     ("agent/agentd", 17_500),
     ("agent/attach", 2_400),
     ("agent/blocking", 100),

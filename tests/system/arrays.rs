@@ -1,7 +1,9 @@
 //! Arrays: one submission whose command runs once for each of many indices.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use agent_tests::{Host, eventually};
@@ -168,4 +170,22 @@ fn test_10_000_tasks_wait_as_one_record() {
         assert_eq!(tasks(&host, &array), Vec::<Value>::new());
     }
     host.ctl(&["cancel", "--all"]).ok();
+}
+
+#[test]
+fn test_who_follows_an_array_hears_of_tasks_that_fail_while_others_run() {
+    let host = host("2");
+    let (gate, dir) = (host.home().join("gate"), host.project("array", &[("a.txt", "a")]));
+    let wait = format!("while [ ! -e {} ]; do sleep 0.05; done", gate.display());
+    let command = format!("[ $AGENTD_ARRAY_INDEX = 1 ] || exit 3; {wait}");
+    let mut run =
+        host.client(&["run", dir.to_str().unwrap(), "--name", "row", "--count", "2", "--", &command]);
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(run.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let told = lines.find(|line| line.starts_with("failed so far: 0"));
+    fs::write(gate, "").unwrap();
+    assert!(told.is_some_and(|line| line.ends_with("agentctl why 'row[INDEX]'")));
+    let rest: Vec<String> = lines.collect();
+    assert!(rest.iter().any(|line| line.contains("row Failed")), "{rest:?}");
+    assert_eq!(run.wait().unwrap().code(), Some(3), "that of the first that failed");
 }

@@ -123,7 +123,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Hold(choice) => hold::hold(&choice, true, to, output).await?,
         Verb::Release(choice) => hold::hold(&choice, false, to, output).await?,
         Verb::Rm(args) => rm::rm(&args, to, output).await?,
-        Verb::Download(args) => download::download(&args, to, output).await?,
+        Verb::Download(args) => Box::pin(download::download(&args, to, output)).await?,
         Verb::Inside(verb) => return Box::pin(session::perform(verb, to, output)).await,
         Verb::Rerun(args) => rerun::rerun(&args, to, output).await?,
         Verb::Code(args) => rerun::code(&args, to, output).await?,

@@ -165,8 +165,8 @@ pub(crate) fn conda(engine: &Path) -> Finding {
     Finding::limited(
         "conda",
         format!("no {}", engine.display()),
-        "jobs with a conda file run elsewhere, or wait; those with a curated environment are refused (ENV-105); all others \
-         run",
+        "jobs with a conda file run elsewhere, or wait; those with a curated environment (ENV-105) or data by \
+         address (DAT-107) fail; all others run",
         "install `agent-env` beside `agentd`; from the sources: `cargo build --release -p agent-env --features engine`",
     )
     .lacking(Capability::Conda)

@@ -99,7 +99,9 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     let pairs = |map: &std::collections::BTreeMap<String, String>| {
         some(&map.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("\n"))
     };
-    add("now", some(&job.detail));
+    // The environment of a command that runs is made.
+    let is_over = job.state == "Running" && job.detail.starts_with("environment ");
+    add("now", some(&job.detail).filter(|_| !is_over));
     if spec.sweep.is_none() && spec.pipeline.is_none() {
         add("array", spec.array.as_ref().map(ToString::to_string));
     }

@@ -149,7 +149,8 @@ fn render(job: &JobView, events: &[v1::HistoryEvent], now: Timestamp, paper: Pap
         let at = format!("{:>14}", format!("+{}", since(Timestamp(event.at_ms).since(begin))));
         let attempt =
             if attempts > 1 && event.epoch > 0 { format!("[{}] ", event.epoch) } else { String::new() };
-        let short = without_causes(&plainly(&event.text), job);
+        let plain = plainly(&event.text);
+        let short = without_causes(&plain, job);
         let told = cut(&format!("{attempt}{}", clean(&short)), 2 * paper.width);
         let told = wrap(&told, paper.width, 16);
         let _ = writeln!(text, "{}  {told}", paper.ink.paint(Tone::Dim, &at));
