@@ -36,7 +36,7 @@ const CODE: &[(&str, usize)] = &[
     ("agent/fs", 400),
     ("agent/identity", 1_200),
     ("agent/jobfile", 6_200),
-    ("agent/model", 5_900),
+    ("agent/model", 6_000),
     ("agent/node", 1_300),
     ("agent/pools", 600),
     ("agent/runtime", 8_700),

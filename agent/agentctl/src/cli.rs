@@ -64,7 +64,7 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Submit a job and follow it to its end; the exit code is the job's.
     #[command(after_help = JOB_CODES)]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Submit a job and print its name.
     #[command(after_help = "Examples:\n  \
                             agentctl submit my-project\n  \

@@ -94,6 +94,7 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
     })
 }
 
+#[allow(clippy::cognitive_complexity, reason = "a line for each verb")]
 async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
     let context = cli.context.as_deref();
     let found = if needs_target(&cli.verb) { Target::resolve(context, cli.socket)? } else { None };
@@ -102,7 +103,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Client::revive(to, output).await?;
     }
     match cli.verb {
-        Verb::Run(args) => return Box::pin(run::run(args, to, output)).await,
+        Verb::Run(args) => return Box::pin(run::run(*args, to, output)).await,
         Verb::Doctor(args) => return doctor::doctor(&args, to, output).await,
         Verb::Sweep(args) => return Box::pin(sweeps::sweep(*args, to, output)).await,
         Verb::Submit(args) => Box::pin(submit::submit(*args, to, output)).await?,

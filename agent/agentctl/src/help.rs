@@ -92,7 +92,8 @@ mod tests {
         let shown = command.get_subcommands().filter(|command| !command.is_hide_set()).map(Command::get_name);
         let mut shown: Vec<&str> = shown.chain(["help"]).collect();
         let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
-        (shown.sort_unstable(), grouped.sort_unstable());
+        shown.sort_unstable();
+        grouped.sort_unstable();
         assert_eq!(grouped, shown);
     }
 }

@@ -403,7 +403,7 @@ pub(super) async fn detach(
     host.act_as_installed().map_err(|error| fault(&host.shown_as, &error))?;
     host.lock(&desk).await.map_err(|error| fault(&host.shown_as, &error))?;
     if args.lose_jobs {
-        end_jobs(&client, &node.name, &mut output.borrow_mut()).await?;
+        end_jobs(&client, &node.name, &mut |text| output.borrow_mut().note(text)).await?;
     }
     let request = v1::RemoveNodeRequest { node: node.name.clone(), lose_jobs: args.lose_jobs };
     match answer(client.identity().remove_node(request)).await {

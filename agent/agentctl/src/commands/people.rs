@@ -176,7 +176,7 @@ pub(super) async fn remove(
     let client = Client::find(to).await?;
     introduce(&client, output).await?;
     if lose_jobs {
-        end_jobs(&client, node, output).await?;
+        end_jobs(&client, node, &mut |text| output.note(text)).await?;
     }
     let request = v1::RemoveNodeRequest { node: node.to_owned(), lose_jobs };
     let jobs = answer(client.identity().remove_node(request)).await?.jobs;

@@ -86,7 +86,7 @@ pub(super) async fn preempt(
 
 /// Before a machine that answers is removed with its jobs: has them end there, so that none starts elsewhere while it still
 /// runs here. One that does not answer, or jobs that do not end, are left to what follows, which is said.
-pub(super) async fn end_jobs(client: &Client, name: &str, output: &mut Output) -> Result<(), Failure> {
+pub(super) async fn end_jobs(client: &Client, name: &str, say: &mut dyn FnMut(&str)) -> Result<(), Failure> {
     let node = client.machines().await?.nodes.into_iter().find(|node| node.node == name);
     let Some(node) = node.map(NodeView::try_from).transpose()? else { return Ok(()) };
     let jobs = jobs_on(client, name).await?;
@@ -94,13 +94,11 @@ pub(super) async fn end_jobs(client: &Client, name: &str, output: &mut Output) -
         return Ok(());
     }
     if !matches!(node.liveness.as_str(), "ready" | "degraded") {
-        output
-            .warn(&format!("{name} does not answer: it ends {} when it hears of its removal", names(&jobs)));
+        say(&format!("{name} does not answer: it ends {} when it hears of its removal", names(&jobs)));
         return Ok(());
     }
     let seconds = LAST_WORD.as_secs();
-    output
-        .note(&format!("{} on {name} get {seconds} s to end, and start elsewhere if they may", names(&jobs)));
+    say(&format!("{} on {name} get {seconds} s to end, and start elsewhere if they may", names(&jobs)));
     let request = v1::PreemptRequest {
         node: name.to_owned(),
         in_ms: seconds * 1000,
@@ -115,7 +113,7 @@ pub(super) async fn end_jobs(client: &Client, name: &str, output: &mut Output) -
             return Ok(());
         }
         if Instant::now() > end {
-            output.warn(&format!(
+            say(&format!(
                 "{} did not end in {} s: {name} ends what is left when it hears of its removal, and for some seconds \
                  it may run twice",
                 names(&left),

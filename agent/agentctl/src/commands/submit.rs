@@ -87,7 +87,7 @@ fn unreplaced(command: &[String]) -> Option<&str> {
 async fn fitting(client: &Client, plan: &Plan, strict: bool, output: &mut Output) -> Result<(), Failure> {
     let wanted = plan.resources();
     let asks = |wants: &&Resources| wants.nodes > 1 || wants.gpus > 0 || wants.cpus > 0 || wants.memory > 0;
-    if !wanted.iter().any(|wants| asks(wants)) {
+    if !wanted.iter().any(asks) {
         return Ok(());
     }
     client.settle().await?;

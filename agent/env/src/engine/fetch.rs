@@ -222,10 +222,10 @@ impl Fetcher {
         {
             let doing = format!(
                 "{} of packages take about {} with what they hold, {} must stay free, and {} are free",
-                decimal(size),
-                decimal(size.saturating_mul(4)),
-                decimal(RESERVE),
-                decimal(free)
+                binary(size),
+                binary(size.saturating_mul(4)),
+                binary(RESERVE),
+                binary(free)
             );
             return Err(disk::full(&self.cache.pkgs, &doing));
         }
@@ -458,7 +458,7 @@ impl Job {
         self.length.store(length, Ordering::Relaxed);
         let needed = length.saturating_mul(4).saturating_add(RESERVE);
         if disk::free(&self.pkgs).is_some_and(|free| free < needed) {
-            let doing = format!("{} and what it holds need about {}", self.name, decimal(needed));
+            let doing = format!("{} and what it holds need about {}", self.name, binary(needed));
             return Err(disk::full(&self.pkgs, &doing));
         }
         Ok(())

@@ -37,7 +37,7 @@ pub(crate) enum PackageRefused {
     EntryPoints(String),
     #[error("`{0}` is a device, a pipe or a socket")]
     Special(PathBuf),
-    #[error("it unpacks to more than {}, which is out of proportion to its {}", decimal(*.limit), decimal(*.size))]
+    #[error("it unpacks to more than {}, which is out of proportion to its {}", binary(*.limit), binary(*.size))]
     Bomb { limit: u64, size: u64 },
     #[error("it cannot be read: {0}")]
     Unreadable(#[from] io::Error),

@@ -235,7 +235,8 @@ mod tests {
     #[test]
     fn test_what_cannot_be_compared_is_always_run() {
         let uri = || "https://data.example/x".parse().unwrap();
-        let rows: &[(&dyn Fn(&mut JobDraft), NoReuse)] = &[
+        type Change<'a> = (&'a dyn Fn(&mut JobDraft), NoReuse);
+        let rows: &[Change<'_>] = &[
             (&|job| drop(job.secrets.insert("TOKEN".into(), "token".into())), NoReuse::Secrets),
             (
                 &|job| {

@@ -189,8 +189,8 @@ mod tests {
             told,
             [
                 "downloading numpy-1.26.4 (17.5 MiB)",
-                "downloading numpy-1.26.4, 0 of 17.4 MiB",
-                "downloading numpy-1.26.4, 11.7 of 17.4 MiB",
+                "downloading numpy-1.26.4, 0 of 17.5 MiB",
+                "downloading numpy-1.26.4, 11.7 of 17.5 MiB",
                 "",
                 "downloading six-1.17.0 (10.7 KiB)",
                 ""
