@@ -747,60 +747,13 @@ def an_empty_tree_is_one_directory(peer):
 
 # ---- ActionCache
 
-def result_of(peer, action):
-    return peer.actions.GetActionResult(re.GetActionResultRequest(action_digest=action), timeout=PATIENCE)
-
-
-def keep_result(peer, action, result):
-    request = re.UpdateActionResultRequest(action_digest=action, action_result=result)
-    return peer.actions.UpdateActionResult(request, timeout=PATIENCE)
-
-
-def file_of(digest):
-    return re.OutputFile(path="out/file", digest=digest, is_executable=True)
-
-
 @case
-def results_of_actions_are_kept_and_replaced(peer):
+def there_is_no_cache_of_actions_and_that_is_said(peer):
     request = re.GetCapabilitiesRequest()
     cache = peer.capabilities.GetCapabilities(request, timeout=PATIENCE).cache_capabilities
-    assert cache.action_cache_update_capabilities.update_enabled, cache
-    action = named(fresh(30))
-    refused("NOT_FOUND", result_of, peer, action)
-    tree = re.Tree(root=re.Directory(files=[re.FileNode(name="f", digest=peer.keep(fresh(10)))]))
-    for code in [0, 3]:
-        result = re.ActionResult(
-            exit_code=code,
-            output_files=[file_of(peer.keep(fresh(20)))],
-            output_directories=[re.OutputDirectory(path="d", tree_digest=peer.keep(tree.SerializeToString()))],
-            stdout_digest=peer.keep(fresh(5)),
-            stderr_raw=b"said",
-        )
-        assert keep_result(peer, action, result) == result
-        assert result_of(peer, action) == result
-    keep_result(peer, named(fresh(10)), re.ActionResult(exit_code=1))
-
-
-@case
-def results_without_their_outputs_are_refused(peer):
-    gone = named(fresh(20))
-    tree = re.Tree(children=[re.Directory(files=[re.FileNode(name="f", digest=gone)])])
-    for result in [
-        re.ActionResult(output_files=[file_of(gone)]),
-        re.ActionResult(stdout_digest=gone),
-        re.ActionResult(output_directories=[re.OutputDirectory(path="d", tree_digest=gone)]),
-        re.ActionResult(
-            output_directories=[re.OutputDirectory(path="d", tree_digest=peer.keep(tree.SerializeToString()))]
-        ),
-    ]:
-        action = named(fresh(10))
-        refused("FAILED_PRECONDITION", keep_result, peer, action, result)
-        refused("NOT_FOUND", result_of, peer, action)
-    for wrong in [re.ActionResult(output_files=[file_of(None)]), re.ActionResult(stderr_raw=bytes(3 << 19))]:
-        refused("INVALID_ARGUMENT", keep_result, peer, named(fresh(10)), wrong)
-    for digest in [None, re.Digest(hash="../" * 21 + "x", size_bytes=1)]:
-        refused("INVALID_ARGUMENT", result_of, peer, digest)
-        refused("INVALID_ARGUMENT", keep_result, peer, digest, re.ActionResult())
+    assert not cache.action_cache_update_capabilities.update_enabled, cache
+    action = re.GetActionResultRequest(action_digest=named(fresh(30)))
+    refused("UNIMPLEMENTED", lambda: peer.actions.GetActionResult(action, timeout=PATIENCE))
 
 
 def main():
