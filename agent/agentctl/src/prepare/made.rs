@@ -1,11 +1,13 @@
 //! Directories that this program filled with what jobs left. They often are in a project, and belong to no job that is sent
 //! from it.
 //!
-//! Owns their list in the user's cache. A directory that somebody made anew under the same path is none of them. Where it cannot be kept they are sent as any other directory.
+//! Owns their list in the user's cache. A directory that somebody made anew under the same path is none of them. Where the
+//! list cannot be kept they are sent as any other directory.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use agent_model::paths::user_cache;
 
@@ -42,12 +44,14 @@ fn list() -> Option<PathBuf> {
 fn read(list: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(list).unwrap_or_default();
     let known = text.lines().filter_map(|line| line.split_once(' '));
-    let known =
-        known.filter(|(kept, dir)| number(Path::new(dir)).is_some_and(|now| now.to_string() == *kept));
+    let known = known.filter(|(kept, dir)| number(Path::new(dir)).is_some_and(|now| now == *kept));
     known.map(|(_, dir)| PathBuf::from(dir)).collect()
 }
 
-/// What tells a directory from a later one of the same path.
-fn number(dir: &Path) -> Option<u64> {
-    fs::symlink_metadata(dir).ok().filter(fs::Metadata::is_dir).map(|there| there.ino())
+/// What tells a directory from a later one of the same path: its number and when it was made, because a file system gives
+/// the number of one that is gone to the next.
+fn number(dir: &Path) -> Option<String> {
+    let there = fs::symlink_metadata(dir).ok().filter(fs::Metadata::is_dir)?;
+    let made = there.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    Some(format!("{}-{}", there.ino(), made.as_nanos()))
 }
