@@ -106,6 +106,9 @@ fn write_sites() -> Vec<&'static str> {
     failpoint::NAMES.iter().filter(is_write).copied().collect()
 }
 
+/// How long a disk fails that a supervisor needs.
+const STAYS: Duration = Duration::from_secs(20);
+
 const ERRORS: [(i32, &str); 4] =
     [(28, "disk full"), (122, "quota exceeded"), (5, "input/output error"), (30, "read-only")];
 
@@ -145,8 +148,15 @@ fn refuse(name: &str, errno: i32) -> (bool, bool) {
     fleet.controller.set(failpoint::VARIABLE, &plan.join(","));
     fleet.controller.spawn();
     let mut job = Submission::new(&fleet, name);
-    let mut restarted = false;
+    let (mut restarted, mut mended, begun) = (false, false, Instant::now());
     let over = within(SOON, || {
+        // Each supervisor meets it anew, as on a disk that stays so: the job waits for that, until there is room.
+        if name.starts_with("shim.") && !mended && begun.elapsed() > STAYS {
+            mended = true;
+            fleet.controller.kill();
+            fleet.controller.set(failpoint::VARIABLE, "");
+            fleet.controller.spawn();
+        }
         if let Some(status) = fleet.controller.ended() {
             // Where there is no room for what a daemon needs to start, it says so and is started again.
             assert!(
