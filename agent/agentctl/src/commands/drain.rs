@@ -117,6 +117,26 @@ pub(super) async fn jobs_on(client: &Client, node: &str) -> Result<Vec<JobView>,
     Ok(all)
 }
 
+/// Waits until no job is left on a machine, or this is over; those that are left then. `look` sees them each time.
+pub(super) async fn left_on(
+    client: &Client,
+    node: &str,
+    end: Option<Instant>,
+    look: &mut dyn FnMut(&[JobView]),
+) -> Result<Vec<JobView>, Failure> {
+    loop {
+        let left = jobs_on(client, node).await?;
+        if left.is_empty() {
+            return Ok(left);
+        }
+        look(&left);
+        if end.is_some_and(|end| Instant::now() >= end) {
+            return Ok(left);
+        }
+        sleep(LOOK).await;
+    }
+}
+
 /// Reports the jobs that are waited for whenever they change, until none is left.
 async fn until_empty(
     client: &Client,
@@ -127,7 +147,15 @@ async fn until_empty(
     let end = timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut said = String::new();
     loop {
-        let left = match jobs_on(client, node).await {
+        let mut tell = |left: &[JobView]| {
+            let waits = waits_for(left);
+            if waits != said && !output.is_lively() {
+                output.note(&waits);
+            }
+            output.busy(&waits);
+            said = waits;
+        };
+        let left = match left_on(client, node, end, &mut tell).await {
             Ok(left) => left,
             Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
                 output.note("the daemon went away; its jobs go on; waiting for it to come back");
@@ -141,21 +169,12 @@ async fn until_empty(
         if left.is_empty() {
             return Ok(());
         }
-        let waits = waits_for(&left);
-        if waits != said && !output.is_lively() {
-            output.note(&waits);
-        }
-        output.busy(&waits);
-        said = waits;
-        if end.is_some_and(|end| Instant::now() >= end) {
-            output.rest();
-            let what = format!("{node} is not empty after {} s: {}", timeout.unwrap_or(0), names(&left));
-            return Err(Failure::refused(
-                what,
-                "the drain goes on; wait longer, or end them: agentctl cancel JOB",
-            ));
-        }
-        sleep(LOOK).await;
+        output.rest();
+        let what = format!("{node} is not empty after {} s: {}", timeout.unwrap_or(0), names(&left));
+        return Err(Failure::refused(
+            what,
+            "the drain goes on; wait longer, or end them: agentctl cancel JOB",
+        ));
     }
 }
 

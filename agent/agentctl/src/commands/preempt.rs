@@ -6,9 +6,9 @@ use agent_model::Timestamp;
 use agent_proto::v1;
 use serde::Serialize;
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
-use super::drain::{introduce, jobs_on, names, the_only_one};
+use super::drain::{introduce, jobs_on, left_on, names, the_only_one};
 use super::view::NodeView;
 use crate::cli::PreemptArgs;
 use crate::client::{Client, Target, answer};
@@ -20,8 +20,6 @@ use crate::output::text::clean;
 const LAST_WORD: Duration = Duration::from_secs(20);
 /// How much longer they are waited for.
 const IN_DOUBT: Duration = Duration::from_secs(20);
-/// Time between two looks at what is left.
-const LOOK: Duration = Duration::from_millis(250);
 
 /// The notice that a machine will be taken away.
 #[derive(Debug, Clone, Serialize)]
@@ -106,21 +104,15 @@ pub(super) async fn end_jobs(client: &Client, name: &str, say: &mut dyn FnMut(&s
         withdraw: false,
     };
     answer(client.nodes().preempt(request)).await?;
-    let end = Instant::now() + LAST_WORD + IN_DOUBT;
-    loop {
-        let left = jobs_on(client, name).await?;
-        if left.is_empty() {
-            return Ok(());
-        }
-        if Instant::now() > end {
-            say(&format!(
-                "{} did not end in {} s: {name} ends what is left when it hears of its removal, and for some seconds \
-                 it may run twice",
-                names(&left),
-                (LAST_WORD + IN_DOUBT).as_secs()
-            ));
-            return Ok(());
-        }
-        sleep(LOOK).await;
+    let patience = LAST_WORD + IN_DOUBT;
+    let left = left_on(client, name, Some(Instant::now() + patience), &mut |_| {}).await?;
+    if !left.is_empty() {
+        say(&format!(
+            "{} did not end in {} s: {name} ends what is left when it hears of its removal, and for some seconds \
+             it may run twice",
+            names(&left),
+            patience.as_secs()
+        ));
     }
+    Ok(())
 }
