@@ -189,10 +189,7 @@ impl Client {
         let has_state =
             || Places::user(variable).is_some_and(|places| places.state_dir.join("lock").is_file());
         if named.is_none() && has_state() {
-            // What is wrong with it, the command itself says.
-            if Client::find(None).await.is_err() {
-                Client::find_or_start(None, output).await?;
-            }
+            Client::find_or_start(None, output).await?;
         }
         Ok(())
     }

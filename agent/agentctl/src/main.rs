@@ -18,20 +18,21 @@ mod help;
 mod output;
 mod prepare;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::FromArgMatches;
+use clap::Parser;
+use clap::error::ErrorKind;
 use futures_util::FutureExt;
 
 use crate::output::Output;
 
 fn main() -> ExitCode {
     let words = cli::separate(std::env::args_os().collect());
-    let parsed =
-        help::command().try_get_matches_from(words).and_then(|found| cli::Cli::from_arg_matches(&found));
-    let cli = match parsed {
+    let cli = match cli::Cli::try_parse_from(&words) {
         Ok(cli) => cli,
         Err(error) => {
+            let error = with_groups(error, &words);
             let given: Vec<String> = std::env::args().collect();
             let printed = match advice::advice(&given, &error) {
                 Some((what, fix)) => {
@@ -70,6 +71,16 @@ fn main() -> ExitCode {
     };
     output.rest();
     code
+}
+
+/// Help with the groups of commands, which no other command line pays for; anything else as it is.
+fn with_groups(error: clap::Error, words: &[OsString]) -> clap::Error {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            help::command().try_get_matches_from(words).err().unwrap_or(error)
+        }
+        _ => error,
+    }
 }
 
 /// Whether the user and the terminal take colours.

@@ -13,7 +13,7 @@ use crate::cli::{Column, JobsArgs, SortKey, WhichJobs};
 use crate::client::{Client, Target, answer, owners_called, person};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
-use crate::output::text::{Tone, clock, number, short};
+use crate::output::text::{Tone, clock, short};
 use crate::output::{Output, Paper};
 
 /// Jobs asked for at a time.
@@ -211,10 +211,17 @@ pub(super) struct Columns {
     sort: Option<SortKey>,
 }
 
-/// A line of a table: a job, and what it recorded where a column needs that.
-struct JobLine {
-    job: JobView,
-    facts: RunFacts,
+/// A job, and what it recorded where that is asked for.
+pub(super) struct RecordedJob {
+    pub(super) job: JobView,
+    pub(super) facts: RunFacts,
+}
+
+impl RecordedJob {
+    /// One whose records are not read.
+    pub(super) fn unread(job: JobView) -> RecordedJob {
+        RecordedJob { job, facts: RunFacts::default() }
+    }
 }
 
 impl Columns {
@@ -224,14 +231,12 @@ impl Columns {
     }
 
     /// The lines of these jobs, in their order.
-    async fn lines(&self, client: &Client, jobs: Vec<JobView>) -> Result<Vec<JobLine>, Failure> {
+    async fn lines(&self, client: &Client, jobs: Vec<JobView>) -> Result<Vec<RecordedJob>, Failure> {
         let sorted_by = self.sort.iter().map(|sort| &sort.column);
-        let facts = match self.shown.iter().chain(sorted_by).any(Column::is_recorded) {
-            true => facts(client, &jobs).await?.0,
-            false => vec![RunFacts::default(); jobs.len()],
+        let mut lines = match self.shown.iter().chain(sorted_by).any(Column::is_recorded) {
+            true => recorded_by(client, jobs).await?.0,
+            false => jobs.into_iter().map(RecordedJob::unread).collect(),
         };
-        let mut lines: Vec<JobLine> =
-            jobs.into_iter().zip(facts).map(|(job, facts)| JobLine { job, facts }).collect();
         if let Some(sort) = &self.sort {
             let now = SystemClock.now();
             lines.sort_by(|one, other| ordered(one, other, sort, now));
@@ -240,24 +245,27 @@ impl Columns {
     }
 }
 
-/// What tells these jobs from others, and what is to be told of records that are gone.
-pub(super) async fn facts(client: &Client, jobs: &[JobView]) -> Result<(Vec<RunFacts>, Vec<Fault>), Failure> {
+/// These jobs with what tells them from others, and what is to be told of records that are gone.
+pub(super) async fn recorded_by(
+    client: &Client,
+    jobs: Vec<JobView>,
+) -> Result<(Vec<RecordedJob>, Vec<Fault>), Failure> {
     // An array recorded nothing itself.
     let ranks = |job: &JobView| (job.job.clone(), if job.tasks.is_some() { 0 } else { job.ranks() });
     let (recorded, lost) = recorded::of_jobs(client, jobs.iter().map(ranks).collect()).await?;
-    let facts = jobs.iter().zip(recorded).map(|(job, recorded)| {
+    let all = jobs.into_iter().zip(recorded).map(|(job, recorded)| {
         let drawn = job.trial.as_ref().map(|trial| trial.values.clone()).unwrap_or_default();
         let mut facts = RunFacts::of(&job.spec, &drawn, recorded);
         if let (Some(best), Some(sweep)) = (job.best, &job.spec.sweep) {
             facts.metrics.insert(sweep.objective.metric.clone(), best.value);
         }
-        facts
+        RecordedJob { job, facts }
     });
-    Ok((facts.collect(), lost))
+    Ok((all.collect(), lost))
 }
 
 /// Numbers before texts, and what is not known last.
-fn ordered(one: &JobLine, other: &JobLine, sort: &SortKey, now: Timestamp) -> Ordering {
+fn ordered(one: &RecordedJob, other: &RecordedJob, sort: &SortKey, now: Timestamp) -> Ordering {
     let (one, other) = (key(one, &sort.column, now), key(other, &sort.column, now));
     let order = match (&one, &other) {
         (None, None) => return Ordering::Equal,
@@ -274,7 +282,7 @@ fn ordered(one: &JobLine, other: &JobLine, sort: &SortKey, now: Timestamp) -> Or
 }
 
 /// By what a line is sorted; a number is written as one.
-fn key(line: &JobLine, column: &Column, now: Timestamp) -> Option<String> {
+fn key(line: &RecordedJob, column: &Column, now: Timestamp) -> Option<String> {
     let (job, resources) = (&line.job, &line.job.spec.resources);
     match column {
         Column::Age => Some(now.since(Timestamp(job.submitted_ms)).as_millis().to_string()),
@@ -292,12 +300,12 @@ fn key(line: &JobLine, column: &Column, now: Timestamp) -> Option<String> {
 
 /// Jobs as a table of the usual columns.
 pub(super) fn table(jobs: Vec<JobView>, own: &str, now: Timestamp, paper: Paper) -> String {
-    let line = |job| JobLine { job, facts: RunFacts::default() };
-    render(&jobs.into_iter().map(line).collect::<Vec<_>>(), own, &Columns::default(), now, paper)
+    let lines: Vec<RecordedJob> = jobs.into_iter().map(RecordedJob::unread).collect();
+    render(&lines, own, &Columns::default(), now, paper)
 }
 
 /// Lines as a table. An owner is shown where he is not `own`, or where no columns are chosen.
-fn render(lines: &[JobLine], own: &str, columns: &Columns, now: Timestamp, paper: Paper) -> String {
+fn render(lines: &[RecordedJob], own: &str, columns: &Columns, now: Timestamp, paper: Paper) -> String {
     let has = |is: fn(&JobView, &str) -> bool| lines.iter().any(|line| is(&line.job, own));
     let usual: Vec<Column> = [Column::Name, Column::State, Column::Age, Column::Time]
         .into_iter()
@@ -318,7 +326,7 @@ fn render(lines: &[JobLine], own: &str, columns: &Columns, now: Timestamp, paper
     table.render(paper)
 }
 
-fn cell(line: &JobLine, column: &Column, now: Timestamp) -> Cell {
+fn cell(line: &RecordedJob, column: &Column, now: Timestamp) -> Cell {
     match column {
         Column::State => Cell::new(line.job.tone(), &line.job.state),
         Column::Exit if line.job.exit_code.is_some_and(|code| code != 0) => {
@@ -328,7 +336,7 @@ fn cell(line: &JobLine, column: &Column, now: Timestamp) -> Cell {
     }
 }
 
-fn text(line: &JobLine, column: &Column, now: Timestamp) -> String {
+fn text(line: &RecordedJob, column: &Column, now: Timestamp) -> String {
     let (job, resources) = (&line.job, &line.job.spec.resources);
     let some = |number: u32| if number == 0 { String::new() } else { number.to_string() };
     match column {
@@ -349,7 +357,7 @@ fn text(line: &JobLine, column: &Column, now: Timestamp) -> String {
         Column::Experiment => job.experiment.clone(),
         Column::Title => job.what(),
         Column::What => what(job),
-        Column::Metric(name) => line.facts.metrics.get(name).copied().map(number).unwrap_or_default(),
+        Column::Metric(name) => line.facts.metric(name),
         Column::Param(name) => line.facts.params.get(name).cloned().unwrap_or_default(),
     }
 }
@@ -378,10 +386,10 @@ mod tests {
     use super::*;
     use crate::output::text::Ink;
 
-    fn line(job: &JobView, metrics: &[(&str, f64)], params: &[(&str, &str)]) -> JobLine {
+    fn line(job: &JobView, metrics: &[(&str, f64)], params: &[(&str, &str)]) -> RecordedJob {
         let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         let params = params.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-        JobLine { job: job.clone(), facts: RunFacts { metrics, params, ..RunFacts::default() } }
+        RecordedJob { job: job.clone(), facts: RunFacts { metrics, params, ..RunFacts::default() } }
     }
 
     #[test]
@@ -418,7 +426,7 @@ mod tests {
 
     fn shown(jobs: &[JobView], columns: &str, width: usize) -> String {
         let shown = columns.parse().map(|columns: crate::cli::ColumnList| columns.0).unwrap_or_default();
-        let lines: Vec<JobLine> = jobs.iter().map(|job| line(job, &[], &[])).collect();
+        let lines: Vec<RecordedJob> = jobs.iter().map(|job| line(job, &[], &[])).collect();
         let columns = Columns { shown, sort: None };
         render(&lines, "root", &columns, Timestamp(1_200_000), Paper { ink: Ink::PLAIN, width })
     }

@@ -46,6 +46,11 @@ impl RunFacts {
         tags.extend(recorded.tags.clone());
         RunFacts { params, metrics: recorded.last().collect(), tags }
     }
+
+    /// The last value of a metric, for people; nothing where there is none.
+    pub(super) fn metric(&self, name: &str) -> String {
+        self.metrics.get(name).copied().map(number).unwrap_or_default()
+    }
 }
 
 /// The command of a job with its inputs that are values in their places.

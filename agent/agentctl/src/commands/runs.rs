@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 use unicode_width::UnicodeWidthStr;
 
 use super::arrays::tasks_or_self;
-use super::jobs::{JobQuery, facts, list};
+use super::jobs::{JobQuery, RecordedJob, list, recorded_by};
 use super::recorded::{RunFacts, quoted, value};
 use super::view::JobView;
 use crate::cli::RunsArgs;
 use crate::client::{Client, Target, person};
 use crate::failure::Failure;
 use crate::output::table::{Cell, LONG_NAME, Table};
-use crate::output::text::{Ink, clean, clock, cut_middle, number};
+use crate::output::text::{Ink, clean, clock, cut_middle};
 use crate::output::{Output, Paper};
 
 /// A value that is longer is cut, in columns: it is a path or a document.
@@ -28,12 +28,6 @@ const LONGEST: usize = 24;
 
 /// The states of jobs whose command has begun, or never will.
 const BEGUN: [&str; 6] = ["Running", "Finalizing", "NotResponding", "Completed", "Failed", "Canceled"];
-
-/// One line of the table.
-struct RunRow {
-    job: JobView,
-    facts: RunFacts,
-}
 
 /// A column beside those that every table has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,16 +41,11 @@ pub(super) async fn runs(args: &RunsArgs, to: Option<&Target>, output: &mut Outp
     let client = Client::find(to).await?;
     let (jobs, objective, more) = chosen(&client, args).await?;
     output.busy("reading what they recorded");
-    let (facts, lost) = facts(&client, &jobs).await?;
+    let (mut runs, lost) = recorded_by(&client, jobs).await?;
     output.rest();
     lost.iter().for_each(|lost| output.fault(lost));
     let has = |facts: &RunFacts| args.tag.iter().all(|(name, text)| facts.tags.get(name) == Some(text));
-    let mut runs: Vec<RunRow> = jobs
-        .into_iter()
-        .zip(facts)
-        .filter(|(_, facts)| has(facts))
-        .map(|(job, facts)| RunRow { job, facts })
-        .collect();
+    runs.retain(|run| has(&run.facts));
     if let Some(objective) = &objective {
         runs.sort_by(|one, other| better(one, other, objective));
     }
@@ -112,8 +101,8 @@ async fn chosen(
 }
 
 /// The better one first; one without a value last.
-fn better(one: &RunRow, other: &RunRow, objective: &Objective) -> Ordering {
-    let of = |run: &RunRow| run.facts.metrics.get(&objective.metric).copied().unwrap_or(f64::NAN);
+fn better(one: &RecordedJob, other: &RecordedJob, objective: &Objective) -> Ordering {
+    let of = |run: &RecordedJob| run.facts.metrics.get(&objective.metric).copied().unwrap_or(f64::NAN);
     match (of(one), of(other)) {
         (one, other) if objective.goal.is_better(one, other) => Ordering::Less,
         (one, other) if objective.goal.is_better(other, one) => Ordering::Greater,
@@ -121,7 +110,7 @@ fn better(one: &RunRow, other: &RunRow, objective: &Objective) -> Ordering {
     }
 }
 
-impl RunRow {
+impl RecordedJob {
     fn json(&self, now: Timestamp) -> Value {
         let RunFacts { params, metrics, tags } = &self.facts;
         let metrics: BTreeMap<&String, Value> =
@@ -141,7 +130,7 @@ impl RunRow {
 
     fn text(&self, column: &Extra) -> String {
         match column {
-            Extra::Metric(name) => self.facts.metrics.get(name).copied().map(number).unwrap_or_default(),
+            Extra::Metric(name) => self.facts.metric(name),
             Extra::Param(name) => {
                 let text = self.facts.params.get(name).map(|text| clean(text)).unwrap_or_default();
                 cut_middle(&text, LONGEST)
@@ -159,12 +148,12 @@ impl Extra {
 }
 
 /// Every name in any of the runs.
-fn names<V>(runs: &[RunRow], of: impl Fn(&RunFacts) -> &BTreeMap<String, V>) -> BTreeSet<String> {
+fn names<V>(runs: &[RecordedJob], of: impl Fn(&RunFacts) -> &BTreeMap<String, V>) -> BTreeSet<String> {
     runs.iter().flat_map(|run| of(&run.facts).keys().cloned()).collect()
 }
 
 /// For spreadsheets and data frames; a metric reads back as the same number.
-fn csv(runs: &[RunRow], now: Timestamp) -> String {
+fn csv(runs: &[RecordedJob], now: Timestamp) -> String {
     let (params, metrics) = (names(runs, |facts| &facts.params), names(runs, |facts| &facts.metrics));
     let mut text = "job,state,owner,experiment,seconds".to_owned();
     let headings = params.iter().map(|name| format!("param.{name}"));
@@ -172,7 +161,7 @@ fn csv(runs: &[RunRow], now: Timestamp) -> String {
         let _ = write!(text, ",{}", quoted(&heading)); // into memory
     }
     text.push('\n');
-    for RunRow { job, facts } in runs {
+    for RecordedJob { job, facts } in runs {
         let took = job.duration(now).map(|took| took.as_secs_f64().to_string()).unwrap_or_default();
         let (owner, experiment) = (quoted(&job.owner), quoted(&job.experiment));
         let _ = write!(text, "{},{},{owner},{experiment},{took}", job.job, job.state);
@@ -196,7 +185,7 @@ struct RunTable {
 
 impl RunTable {
     fn of(
-        runs: &[RunRow],
+        runs: &[RecordedJob],
         args: &RunsArgs,
         objective: Option<&Objective>,
         own: &str,
@@ -248,7 +237,7 @@ fn in_turn(metrics: Vec<String>, params: Vec<String>) -> Vec<Extra> {
 
 /// Those that have room beside the other columns, metrics first, and those that have none.
 fn fitting(
-    runs: &[RunRow],
+    runs: &[RecordedJob],
     wanted: Vec<Extra>,
     has_owner: bool,
     now: Timestamp,
@@ -256,8 +245,7 @@ fn fitting(
 ) -> (Vec<Extra>, Vec<Extra>) {
     // A long name has a line of its own.
     let names = runs.iter().filter(|run| run.job.job.len() <= LONG_NAME);
-    let names: Vec<RunRow> =
-        names.map(|run| RunRow { job: run.job.clone(), facts: RunFacts::default() }).collect();
+    let names: Vec<RecordedJob> = names.map(|run| RecordedJob::unread(run.job.clone())).collect();
     let plain = table(&names, &[], has_owner, now).render(Paper { ink: Ink::new(false), width: 10_000 });
     let taken = plain.lines().map(UnicodeWidthStr::width).max().unwrap_or(0);
     let mut left = paper.width.saturating_sub(taken);
@@ -277,7 +265,7 @@ fn fitting(
     (shown, left_out)
 }
 
-fn table(runs: &[RunRow], columns: &[Extra], has_owner: bool, now: Timestamp) -> Table {
+fn table(runs: &[RecordedJob], columns: &[Extra], has_owner: bool, now: Timestamp) -> Table {
     let owner = has_owner.then_some("OWNER");
     let fixed = ["NAME", "STATE", "TIME"].into_iter().chain(owner);
     let headings: Vec<&str> = fixed.chain(columns.iter().map(Extra::name)).collect();
@@ -307,14 +295,14 @@ mod tests {
     use crate::cli::{Cli, Verb};
     use crate::output::text::Ink;
 
-    fn run(name: &str, params: &[(&str, &str)], metrics: &[(&str, f64)]) -> RunRow {
+    fn run(name: &str, params: &[(&str, &str)], metrics: &[(&str, f64)]) -> RecordedJob {
         let params = params.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
         let metrics = metrics.iter().map(|(name, last)| ((*name).to_owned(), *last)).collect();
         let facts = RunFacts { params, metrics, ..RunFacts::default() };
-        RunRow { job: JobView { job: name.into(), ..ended() }, facts }
+        RecordedJob { job: JobView { job: name.into(), ..ended() }, facts }
     }
 
-    fn three() -> Vec<RunRow> {
+    fn three() -> Vec<RecordedJob> {
         let mut runs = vec![
             run("train-a", &[("lr", "0.1"), ("epochs", "5")], &[("loss", 0.5), ("accuracy", 0.8)]),
             run("train-b", &[("lr", "0.01"), ("epochs", "5")], &[]),
