@@ -481,13 +481,17 @@ impl Queue {
     }
 }
 
-/// The newest of each kind that is like a step.
+/// The newest that are like a step, as far as they decide.
 async fn similar(store: &dyn Store, step: &ReuseRecord) -> Result<Similar, StoreError> {
     let newest = async |alike| Ok(store.page(Among::Alike(alike), None, 1).await?.pop());
-    Ok(Similar {
-        same: newest(Alike::Key(&step.key)).await?,
-        resolved: newest(Alike::Environment(&step.environment)).await?,
-        last: newest(Alike::Step(&step.step)).await?,
+    let same = newest(Alike::Key(&step.key)).await?;
+    // What is compared with it, or else what says why there is none.
+    Ok(match same {
+        Some(_) => {
+            let resolved = newest(Alike::Environment(&step.environment)).await?;
+            Similar { same, resolved, last: None }
+        }
+        None => Similar { same, resolved: None, last: newest(Alike::Step(&step.step)).await? },
     })
 }
 

@@ -96,9 +96,9 @@ pub(crate) async fn lay_out(
         }
     }
     for (name, input) in &job.inputs {
-        if let Input::Folder(root) | Input::File { root, .. } = input {
-            let laid = lay(format!("`inputs.{name}`"), *root, &dir.inputs().join(name)).await;
-            trees.push((*root, laid.map_err(|source| FetchError::Input { name: name.clone(), source })?));
+        if let Some(root) = input.snapshot() {
+            let laid = lay(format!("`inputs.{name}`"), root, &dir.inputs().join(name)).await;
+            trees.push((root, laid.map_err(|source| FetchError::Input { name: name.clone(), source })?));
         }
     }
     for (name, input) in &job.inputs {

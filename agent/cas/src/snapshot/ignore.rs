@@ -53,8 +53,8 @@ impl Ignore {
         })
     }
 
-    /// The last that matches.
-    fn last(&self, name: &str, path: &str, is_dir: bool) -> Option<&(Pattern, usize)> {
+    /// The pattern that decides: the last that matches.
+    pub(super) fn last(&self, name: &str, path: &str, is_dir: bool) -> Option<&(Pattern, usize)> {
         self.patterns.iter().rev().find(|(pattern, _)| matches(pattern, name, path, is_dir))
     }
 }

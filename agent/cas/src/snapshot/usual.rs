@@ -21,7 +21,7 @@ const LOOKED_AT: usize = 10_000;
 pub(super) fn rules(dir: &Path, ignore: Ignore, left_out: &mut LeftOut) -> Ignore {
     let is_left = |name: &&str| {
         let there = dir.join(name);
-        let is_decided = ignore.asks_for(name, name, true) || ignore.rule(name, name, true).is_some();
+        let is_decided = ignore.last(name, name, true).is_some();
         !is_decided && is_filled(&there) && !is_tracked(dir, name) && !has_script(&there, &mut 0)
     };
     let left: Vec<&str> = LEFT_BY_JOBS.into_iter().filter(is_left).collect();

@@ -52,25 +52,25 @@ const OWNER: &str = "CASE WHEN json_valid(document) THEN \
 const STATE: &str = "CASE WHEN json_valid(document) THEN document ->> '$.state' END";
 const EXPERIMENT: &str = "CASE WHEN json_valid(document) THEN document ->> '$.spec.experiment' END";
 
-/// Of steps that completed: what they are alike in.
-const REUSE: [(&str, &str); 3] = [
-    ("jobs_reuse_key", "CASE WHEN json_valid(document) THEN document ->> '$.reuse.key' END"),
-    ("jobs_reuse_environment", "CASE WHEN json_valid(document) THEN document ->> '$.reuse.environment' END"),
-    ("jobs_reuse_step", "CASE WHEN json_valid(document) THEN document ->> '$.reuse.step' END"),
-];
-const COMPLETED_TASK: &str = "active = 3";
+const ENDED_TASK: &str = "active = 3";
 
 /// The states of jobs that have ended, as users and as documents call them.
 const ENDED: [(JobState, &str); 3] =
     [(JobState::Completed, "completed"), (JobState::Failed, "failed"), (JobState::Canceled, "canceled")];
+
+/// The column of a part of [`ReuseRecord`](super::ReuseRecord), of steps that have one.
+fn reuse(part: &str) -> String {
+    format!("CASE WHEN json_valid(document) THEN document ->> '$.reuse.{part}' END")
+}
 
 /// Makes the indexes. They are no step of the schema: without them, and with one more, an earlier program works as well.
 pub(super) fn indexes() -> String {
     let index = |name: &str, columns: &str, such: &str| {
         format!("CREATE INDEX IF NOT EXISTS {name} ON jobs ({columns}) WHERE {such};\n")
     };
-    let of_steps = REUSE.map(|(name, column)| {
-        index(name, &format!("{column}, seq"), &format!("{COMPLETED_TASK} AND {column} IS NOT NULL"))
+    let of_steps = ["key", "environment", "step"].map(|part| {
+        let (name, column) = (format!("jobs_reuse_{part}"), reuse(part));
+        index(&name, &format!("{column}, seq"), &format!("{ENDED_TASK} AND {column} IS NOT NULL"))
     });
     [
         index("jobs_unended", "seq", "active IN (1, 4)"),
@@ -125,12 +125,13 @@ impl Among<'_> {
                 (newest(such), vec![array.to_string()])
             }
             Among::Alike(alike) => {
-                let ((_, column), text) = match alike {
-                    Alike::Key(text) => (REUSE[0], text),
-                    Alike::Environment(text) => (REUSE[1], text),
-                    Alike::Step(text) => (REUSE[2], text),
+                let (part, text) = match alike {
+                    Alike::Key(text) => ("key", text),
+                    Alike::Environment(text) => ("environment", text),
+                    Alike::Step(text) => ("step", text),
                 };
-                let such = format!("{COMPLETED_TASK} AND {column} = ?3 AND {STATE} = 'completed'");
+                let column = reuse(part);
+                let such = format!("{ENDED_TASK} AND {column} = ?3 AND {STATE} = 'completed'");
                 (newest(&such), vec![text.to_owned()])
             }
         }

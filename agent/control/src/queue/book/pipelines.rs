@@ -199,4 +199,4 @@ impl Book {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -25,13 +25,21 @@ use crate::store::{JobRecord, ReuseRecord};
 /// A step that is looked for longer than this is run.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a step stands that may be reused and whose turn has come.
+/// A step that may be reused and whose turn has come.
+#[derive(Debug)]
+struct ReusableStep {
+    /// In what it may be like another one; `None` of one that is always run.
+    record: Option<Box<ReuseRecord>>,
+    asking: Asking,
+}
+
+/// How it stands.
 #[derive(Debug)]
 enum Asking {
     /// The store is to be asked.
-    Open { record: Box<ReuseRecord>, since: Boot },
+    Open { since: Boot },
     /// The same step runs for another pipeline, or in this one.
-    Behind { key: String },
+    Behind,
     /// This one left the same. Whether all of it is still there is to be looked at.
     Found { like: JobId, made: BTreeMap<String, Input>, since: Boot },
     /// It is run, for this reason.
@@ -41,7 +49,7 @@ enum Asking {
 /// What is known of steps that may be reused.
 #[derive(Debug, Default)]
 pub(super) struct Reuses {
-    asked: BTreeMap<JobId, Asking>,
+    asked: BTreeMap<JobId, ReusableStep>,
     /// The step that runs, by its key.
     running: BTreeMap<String, JobId>,
 }
@@ -95,10 +103,10 @@ impl Reuses {
 
     /// When a step has been looked for long enough; at once if the store is to be asked.
     pub(super) fn next(&self, now: Moment) -> Option<Boot> {
-        let at = self.asked.values().filter_map(|asking| match asking {
+        let at = self.asked.values().filter_map(|asked| match &asked.asking {
             Asking::Open { .. } => Some(now.boot),
             Asking::Found { since, .. } => Some(*since + PATIENCE),
-            Asking::Behind { .. } | Asking::Run(_) => None,
+            Asking::Behind | Asking::Run(_) => None,
         });
         at.min()
     }
@@ -110,26 +118,38 @@ impl Book {
         let of = job.spec.pipeline.as_ref().filter(|of| !of.force_rerun);
         let step = of.and_then(|of| of.step(index)).filter(|step| step.reuse);
         let Some((id, step)) = job.id.task(index).zip(step) else { return false };
-        match self.reuses.asked.get(&id) {
-            Some(Asking::Run(_)) => return false,
-            Some(Asking::Behind { key }) if !self.reuses.running.contains_key(key) => {}
+        let known = self.reuses.asked.get(&id);
+        let has_ended = |record: &ReuseRecord| !self.reuses.running.contains_key(&record.key);
+        match known.map(|asked| (&asked.asking, &asked.record)) {
+            Some((Asking::Run(_), _)) => return false,
+            Some((Asking::Behind, Some(record))) if has_ended(record) => {}
             Some(_) => return true,
             None => {}
         }
-        let Some(record) = job.waiting_task(index, None) else { return false };
-        let asking = match ReuseRecord::of(&step.name, &record.spec) {
-            Err(why) => Asking::Run(format!("it always is: {why}")),
-            Ok(record) => match self.reuses.running.get(&record.key) {
-                Some(same) => {
-                    let told = format!("{} waits for {same}, which does the same", step.name);
-                    self.jobs.tell(&job.id, None, now, told);
-                    Asking::Behind { key: record.key }
-                }
-                None => Asking::Open { record: Box::new(record), since: now.boot },
-            },
+        let known = self.reuses.asked.remove(&id).and_then(|asked| asked.record);
+        let record = match known {
+            Some(record) => Ok(record),
+            None => {
+                let Some(record) = job.waiting_task(index, None) else { return false };
+                ReuseRecord::of(&step.name, &record.spec).map(Box::new)
+            }
+        };
+        let (record, asking) = match record {
+            Err(why) => (None, Asking::Run(format!("it always is: {why}"))),
+            Ok(record) => {
+                let asking = match self.reuses.running.get(&record.key) {
+                    Some(same) => {
+                        let told = format!("{} waits for {same}, which does the same", step.name);
+                        self.jobs.tell(&job.id, None, now, told);
+                        Asking::Behind
+                    }
+                    None => Asking::Open { since: now.boot },
+                };
+                (Some(record), asking)
+            }
         };
         let waits = !matches!(asking, Asking::Run(_));
-        self.reuses.asked.insert(id, asking);
+        self.reuses.asked.insert(id, ReusableStep { record, asking });
         waits
     }
 
@@ -142,14 +162,15 @@ impl Book {
     ) -> Option<String> {
         let of = self.jobs.get(pipeline)?.spec.pipeline.as_ref()?;
         let step = of.step(index).filter(|step| step.reuse)?;
-        if let Ok(record) = ReuseRecord::of(&step.name, &job.spec) {
+        let (known, why) = match self.reuses.asked.remove(&job.id) {
+            Some(ReusableStep { record, asking: Asking::Run(why) }) => (record, Some(why)),
+            _ => (None, None),
+        };
+        job.reuse = known.or_else(|| ReuseRecord::of(&step.name, &job.spec).ok().map(Box::new));
+        if let Some(record) = &job.reuse {
             self.reuses.running.insert(record.key.clone(), job.id.clone());
-            job.reuse = Some(Box::new(record));
         }
-        match self.reuses.asked.remove(&job.id) {
-            Some(Asking::Run(why)) => Some(why),
-            _ => None,
-        }
+        why
     }
 
     /// A step has ended: those that wait for it are looked for.
@@ -169,11 +190,11 @@ impl Book {
             Some(jobs.get(&pipeline)?.tasks.as_ref()?.waiting.contains(index))
         };
         self.reuses.asked.retain(|id, _| waits(id) == Some(true));
-        for asking in self.reuses.asked.values_mut() {
-            if let Asking::Open { since, .. } | Asking::Found { since, .. } = asking
+        for asked in self.reuses.asked.values_mut() {
+            if let Asking::Open { since } | Asking::Found { since, .. } = &asked.asking
                 && *since + PATIENCE <= now.boot
             {
-                *asking = Asking::Run("nobody said in time whether the same ran before".to_owned());
+                asked.asking = Asking::Run("nobody said in time whether the same ran before".to_owned());
                 self.replan = true;
             }
         }
@@ -181,8 +202,10 @@ impl Book {
 
     /// The steps for which the store is to be asked; [`Book::resolve_reuse`] takes the answer.
     pub(crate) fn reuse_questions(&self) -> Vec<(JobId, ReuseRecord)> {
-        let open = |(id, asking): (&JobId, &Asking)| match asking {
-            Asking::Open { record, .. } => Some((id.clone(), (**record).clone())),
+        let open = |(id, asked): (&JobId, &ReusableStep)| match asked {
+            ReusableStep { record: Some(record), asking: Asking::Open { .. } } => {
+                Some((id.clone(), (**record).clone()))
+            }
             _ => None,
         };
         self.reuses.asked.iter().filter_map(open).collect()
@@ -195,7 +218,8 @@ impl Book {
         found: Result<(JobId, BTreeMap<String, Input>), String>,
         now: Moment,
     ) {
-        if let Some(asking @ Asking::Open { .. }) = self.reuses.asked.get_mut(id) {
+        if let Some(ReusableStep { asking: asking @ Asking::Open { .. }, .. }) = self.reuses.asked.get_mut(id)
+        {
             *asking = match found {
                 Ok((like, made)) => Asking::Found { like, made, since: now.boot },
                 Err(why) => Asking::Run(why),
@@ -206,7 +230,7 @@ impl Book {
 
     /// The steps of which it is to be looked at whether all that the other one left is still there: the snapshots.
     pub(crate) fn reuse_candidates(&self) -> Vec<(JobId, Vec<Digest>)> {
-        let found = |(id, asking): (&JobId, &Asking)| match asking {
+        let found = |(id, asked): (&JobId, &ReusableStep)| match &asked.asking {
             Asking::Found { made, .. } => {
                 Some((id.clone(), made.values().filter_map(Input::snapshot).collect()))
             }
@@ -217,12 +241,12 @@ impl Book {
 
     /// Whether all of it is there. If so the step has completed; returns whether that is so.
     pub(crate) fn reuse_checked(&mut self, id: &JobId, is_whole: bool, now: Moment) -> bool {
-        let Some(Asking::Found { like, made, .. }) = self.reuses.asked.get(id) else { return false };
+        let Some(ReusableStep { asking, .. }) = self.reuses.asked.get_mut(id) else { return false };
+        let Asking::Found { like, made, .. } = asking else { return false };
         let (like, made) = (like.clone(), made.clone());
         self.replan = true;
         if !is_whole {
-            let why = format!("what {like} left is not all in the store any more");
-            self.reuses.asked.insert(id.clone(), Asking::Run(why));
+            *asking = Asking::Run(format!("what {like} left is not all in the store any more"));
             return false;
         }
         self.reuses.asked.remove(id);

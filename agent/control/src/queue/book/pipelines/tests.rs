@@ -21,7 +21,7 @@ fn output(step: u32) -> StepOutput {
     StepOutput { step, output: "out".to_owned() }
 }
 
-fn step(name: &str, reads: &[u32]) -> PipelineStep {
+pub(in crate::queue::book) fn step(name: &str, reads: &[u32]) -> PipelineStep {
     let bound: BTreeMap<String, StepOutput> =
         reads.iter().map(|read| (format!("in{read}"), output(*read))).collect();
     let job = JobDraft {
@@ -51,7 +51,7 @@ fn pipeline() -> Pipeline {
     Pipeline { steps, outputs: BTreeMap::new(), continue_on_failure: true, force_rerun: false, again: None }
 }
 
-fn submit(job: &str, pipeline: Pipeline) -> Submission {
+pub(in crate::queue::book) fn submit(job: &str, pipeline: Pipeline) -> Submission {
     let one = submission(job, Priority::High, 1);
     let draft = JobDraft {
         command: String::new(),
@@ -63,7 +63,7 @@ fn submit(job: &str, pipeline: Pipeline) -> Submission {
 }
 
 /// What a step leaves: a folder of its own.
-fn left(step: &str) -> Input {
+pub(in crate::queue::book) fn left(step: &str) -> Input {
     let mut hasher = agent_cas::Hasher::new();
     hasher.update(step.as_bytes());
     Input::Folder(hasher.finish())

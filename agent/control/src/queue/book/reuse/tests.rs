@@ -1,9 +1,10 @@
-use agent_model::job::{Array, JobDraft, Output, Priority};
+use agent_model::job::JobDraft;
 use agent_model::outcome::UsedEnvironment;
-use agent_model::pipeline::{Pipeline, PipelineStep, StepOutput};
+use agent_model::pipeline::{Pipeline, PipelineStep};
 use agent_model::{JobState, NodeId, Outcome, Principal};
 
-use super::super::tests::{START, book, ended, moment, submission};
+use super::super::pipelines::tests::{left, step, submit};
+use super::super::tests::{START, book, ended, moment};
 use super::super::{Standing, Submission};
 use super::*;
 use crate::queue::assets::FoundOutputs;
@@ -12,28 +13,14 @@ fn name(text: &str) -> JobId {
     text.parse().unwrap()
 }
 
-/// `prep`, and `train`, which reads what it leaves.
+/// `prep`, and `train`, which reads what it leaves and runs this command.
 fn pipeline(job: &str, command: &str, owner: u32) -> Submission {
-    let step = |name: &str, command: &str, bound: BTreeMap<String, StepOutput>| {
-        let draft = JobDraft {
-            command: command.to_owned(),
-            inputs: bound.keys().map(|name| (name.clone(), Input::Literal("later".to_owned()))).collect(),
-            outputs: [("out".to_owned(), Output::Folder)].into(),
-            ..JobDraft::default()
-        };
-        PipelineStep {
-            name: name.to_owned(),
-            job: draft.validate().unwrap(),
-            bound,
-            after: Vec::new(),
-            reuse: true,
-        }
+    let reusable = |name: &str, command: &str, reads: &[u32]| {
+        let step = step(name, reads);
+        let draft = JobDraft { command: command.to_owned(), ..JobDraft::from(step.job) };
+        PipelineStep { job: draft.validate().unwrap(), reuse: true, ..step }
     };
-    let prepared = StepOutput { step: 0, output: "out".to_owned() };
-    let steps = vec![
-        step("prep", "prep", BTreeMap::new()),
-        step("train", command, [("in".to_owned(), prepared)].into()),
-    ];
+    let steps = vec![reusable("prep", "prep", &[]), reusable("train", command, &[0])];
     let of = Pipeline {
         steps,
         outputs: BTreeMap::new(),
@@ -41,19 +28,10 @@ fn pipeline(job: &str, command: &str, owner: u32) -> Submission {
         force_rerun: false,
         again: None,
     };
-    let one = submission(job, Priority::High, 1);
-    let draft = JobDraft {
-        command: String::new(),
-        owner: Some(Principal::Local { uid: owner }),
-        array: Some(Array::counted(2).unwrap()),
-        pipeline: Some(Box::new(of)),
-        ..JobDraft::from(one.spec)
-    };
+    let one = submit(job, of);
+    let owner = Some(Principal::Local { uid: owner });
+    let draft = JobDraft { owner, ..JobDraft::from(one.spec) };
     Submission { spec: draft.validate().unwrap(), ..one }
-}
-
-fn left(text: &str) -> Input {
-    Input::Folder(agent_cas::digest_of(text.as_bytes()))
 }
 
 /// A controller with a store that forgets nothing.
