@@ -428,9 +428,9 @@ fn host(bytes: &[u8]) -> bool {
 
 fn provider(bytes: &[u8]) -> bool {
     if let Some(Ok(node)) = text(bytes).map(yaml::parse) {
-        let _ = agent_pools::read_providers(node);
+        let _ = agent_control::provider::read_providers(node);
     }
-    agent_pools::fuzz::answer(bytes)
+    agent_control::provider::fuzz::answer(bytes)
 }
 
 fn identity(bytes: &[u8]) -> bool {

@@ -5,11 +5,11 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
-use agent_jobfile::yaml;
-use agent_model::NodeId;
-use agent_pools::{
+use agent_control::provider::{
     CreateMachine, DeleteMachine, Machine, MachinePriority, MachineState, Provider, ProviderError,
 };
+use agent_jobfile::yaml;
+use agent_model::NodeId;
 use agent_tests::client::{Client, runtime};
 use agent_tests::fleet::Daemon;
 use agent_tests::{SOON, eventually, root, within};
@@ -58,7 +58,7 @@ impl Bed {
     pub(crate) fn provider(&self, config: &str) -> Lab<'_> {
         let said = format!("lab: {config}");
         let mut all = yaml::parse(&said)
-            .and_then(agent_pools::read_providers)
+            .and_then(agent_control::provider::read_providers)
             .unwrap_or_else(|error| panic!("{said}: {error}"));
         let config = all.remove("lab").expect("it was read");
         let programs = root().join("packaging/providers");

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use agent_control::provider::MachineState;
 use agent_jobfile::yaml;
-use agent_pools::MachineState;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, binaries, eventually, finish, root};
 

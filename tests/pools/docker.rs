@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use agent_pools::MachineState;
+use agent_control::provider::MachineState;
 use agent_tests::engine::Engine;
 use agent_tests::images::{Image, Root};
 use agent_tests::table::{Row, Scale, Tally};

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use agent_pools::{MachinePriority, MachineState};
+use agent_control::provider::{MachinePriority, MachineState};
 use agent_tests::fleet::processes_below;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, binaries, eventually, finish, root, signal};

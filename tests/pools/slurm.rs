@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use agent_pools::{MachinePriority, MachineState};
+use agent_control::provider::{MachinePriority, MachineState};
 use agent_tests::fleet::processes_below;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Ran, SOON, binaries, end_all, eventually, finish, signal};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use agent_pools::{MachineState, ProviderError};
+use agent_control::provider::{MachineState, ProviderError};
 use agent_tests::machines::{Machine, Special, package};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, binaries, eventually, finish};

@@ -33,18 +33,18 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
             "agent-env",
         ],
     ),
-    ("agent-pools", "agent/pools", &["agent-command", "agent-jobfile", "agent-model"]),
     (
         "agent-control",
         "agent/control",
         &[
             "agent-blocking",
+            "agent-command",
             "agent-fs",
             "agent-identity",
+            "agent-jobfile",
             "agent-model",
             "agent-proto",
             "agent-cas",
-            "agent-pools",
         ],
     ),
     (
@@ -64,7 +64,6 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
             "agent-command",
             "agent-runtime",
             "agent-node",
-            "agent-pools",
             "agent-control",
         ],
     ),
@@ -233,7 +232,7 @@ fn test_the_controller_does_not_wait_for_the_runtime() {
         known.extend(more);
         at += 1;
     }
-    assert!(known.contains(&"agent-pools") && known.contains(&"agent-command"), "{known:?}");
+    assert!(known.contains(&"agent-command"), "{known:?}");
     let foreign = ["agent-runtime", "agent-env"].into_iter().filter(|name| known.contains(name));
     none("what the controller waits for", foreign.map(str::to_owned).collect());
 }

@@ -6,22 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::{files_below, none, production, read};
 
 /// Files side by side that still need each other: to be undone, and never added to.
-const LEFT: &[(&str, &[&str])] = &[
-    ("agent/agentctl/src", &["client", "output"]),
-    ("agent/agentctl/src/cli", &["submit", "sweep"]),
-    (
-        "agent/agentctl/src/commands",
-        &[
-            "arrays", "as_job", "awake", "doctor", "drain", "envs", "follow", "gpus", "jobs", "kept",
-            "nodes", "preempt", "status", "submit", "sweeps", "view", "why",
-        ],
-    ),
-    ("agent/agentctl/src/commands/mlflow", &["filestore", "registry", "traces"]),
-    ("agent/agentctl/src/prepare", &["ship", "survey"]),
-    ("agent/agentd/src/worker/tracking", &["artifacts", "run"]),
-    ("agent/agentd/src/worker/tracking", &["calls", "models"]),
-    ("agent/control/src", &["api", "pools"]),
-];
+const LEFT: &[(&str, &[&str])] = &[];
 
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
@@ -31,14 +16,13 @@ const CODE: &[(&str, usize)] = &[
     ("agent/blocking", 100),
     ("agent/cas", 8_900),
     ("agent/command", 600),
-    ("agent/control", 16_400),
+    ("agent/control", 17_000),
     ("agent/env", 4_300),
     ("agent/fs", 400),
     ("agent/identity", 1_200),
     ("agent/jobfile", 6_200),
     ("agent/model", 6_000),
     ("agent/node", 1_300),
-    ("agent/pools", 600),
     ("agent/runtime", 8_700),
     ("agent/shim", 6_300),
     ("agent/spawn", 2_000),

@@ -12,7 +12,6 @@ mod node;
 mod pool;
 mod preempt;
 mod submit;
-mod sweep;
 mod token;
 mod words;
 
@@ -35,8 +34,9 @@ pub(crate) use node::{DrainArgs, KeepAwakeArgs, MachineVerb, NodeArgs, NodeVerb,
 pub(crate) use pool::{PoolSettings, PoolVerb};
 pub(crate) use preempt::PreemptArgs;
 use submit::pair;
-pub(crate) use submit::{Needs, RunArgs, SubmitArgs, SubmitOnlyArgs};
-pub(crate) use sweep::{ExtendArgs, SweepArgs, SweepSettings, SweepVerb};
+pub(crate) use submit::{
+    ExtendArgs, Needs, RunArgs, SubmitArgs, SubmitOnlyArgs, SweepArgs, SweepSettings, SweepVerb,
+};
 pub(crate) use token::TokenVerb;
 pub(crate) use words::separate;
 

@@ -7,9 +7,9 @@
 //! The channel connects again by itself, so a [`Client`] stays usable after the daemon restarts; see
 //! [`Client::until_back`].
 
-pub(crate) mod age;
 mod lists;
 mod start;
+mod submit;
 pub(crate) mod target;
 
 use std::error::Error;
@@ -41,7 +41,7 @@ use tonic::{Response, Status, Streaming};
 
 use crate::cli::variable;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, age};
 
 pub(crate) use start::probe;
 use target::Context;

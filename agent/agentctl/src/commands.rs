@@ -31,7 +31,6 @@ mod logs;
 mod lost;
 mod metrics;
 mod mlflow;
-mod named;
 mod nodes;
 mod outputs;
 mod people;
@@ -63,9 +62,9 @@ use agent_model::{Clock, SystemClock};
 use clap::CommandFactory;
 
 use crate::cli::{Cli, MachineVerb, NodeVerb, Verb};
-use crate::client::{Client, Target, age};
+use crate::client::{Client, Target};
 use crate::failure::{Failure, NOT_THE_JOBS};
-use crate::output::Output;
+use crate::output::{Output, age};
 
 /// Performs the command and returns its exit code; errors are printed before it returns.
 pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {

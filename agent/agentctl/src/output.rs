@@ -9,6 +9,7 @@
 //!
 //! Hides the spinner: it is removed from the screen before anything else is written.
 
+pub(crate) mod age;
 pub(crate) mod ask;
 pub(crate) mod fault;
 pub(crate) mod table;
@@ -24,7 +25,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::pipe::fcntl_setpipe_size;
 use serde::Serialize;
 
-use crate::client::age;
 use crate::failure::Failure;
 use text::{Ink, Tone};
 

@@ -18,6 +18,7 @@ mod requirements;
 mod ship;
 mod source;
 mod survey;
+mod sweep;
 mod text;
 
 use std::io;
@@ -32,6 +33,7 @@ pub(crate) use remark::Remark;
 pub(crate) use ship::{Care, send};
 pub(crate) use source::Source;
 pub(crate) use survey::{SentPart, describe};
+pub(crate) use sweep::make_sweep;
 pub(crate) use text::read as read_text;
 
 /// A fault about the content of `file`.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use agent_model::Timestamp;
 use agent_model::words::duration;
 
-use crate::api::{Refusal, Services};
+use crate::api::Services;
+use crate::refusal::Refusal;
 use crate::store::JobRecord;
 
 /// How often the record is looked through.

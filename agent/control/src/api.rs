@@ -23,7 +23,6 @@ mod peers;
 mod pools;
 mod reuse;
 mod secrets;
-mod sessions;
 mod telemetry;
 mod tunnels;
 mod worker;
@@ -41,30 +40,26 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
-use parking_lot::Mutex;
-use tonic::Status;
 use tonic::service::Routes;
 
 use access::Caller;
 pub(crate) use access::Gate;
 pub use access::{Operators, Peer};
 pub(crate) use grants::Grants;
-pub use identity::IdentityConfig;
 pub(crate) use inside::Offers;
 pub(crate) use observe::Observer;
-pub(crate) use sessions::Sessions;
 pub use telemetry::LogIntake;
 
-use crate::archive::{Archive, ArchiveError};
-use crate::fanout::Fanout;
+use crate::archive::Archive;
+use crate::members::{IdentityConfig, Members};
 use crate::pools::Pools;
 use crate::queue::assets::Assets;
 use crate::queue::{AskError, JobView, Queue, Stall};
+pub(crate) use crate::refusal::{Refusal, invalid};
 use crate::secrets::Secrets;
 use crate::standby::Board;
 use crate::store::Naming;
-use crate::store::{JobRecord, RankEnd, ReplicaRecord, StepsRecord, Store, StoreError};
-use crate::tunnels::Tunnels;
+use crate::store::{JobRecord, RankEnd, ReplicaRecord, StepsRecord, Store};
 
 /// Everything the services work with. Cheap to clone.
 #[derive(Clone)]
@@ -89,12 +84,10 @@ pub(crate) struct Services {
     pub(crate) pools: Pools,
     /// The names of data that the operator gave.
     pub(crate) mapped: crate::MappedNames,
-    /// Which nodes have what.
-    pub(crate) fanout: Arc<Mutex<Fanout>>,
+    /// Takes machines out of the fleet.
+    pub(crate) members: Members,
     /// The authority that signs certificates, if other machines are served.
     pub(crate) identity: Option<IdentityConfig>,
-    /// Whoever keeps the connections to hosts that cannot connect to this one.
-    pub(crate) tunnels: Option<Tunnels>,
     /// When the machine is shut down, if anything does that.
     pub(crate) board: Board,
     pub(crate) about: About,
@@ -230,96 +223,10 @@ fn unknown_job(id: &JobId) -> Fault {
     Fault::new(Code::JobNotFound, format!("there is no job `{id}`")).fix("list them with `agentctl jobs`")
 }
 
-/// The answer to a call that is refused.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// A fault, which users can read.
-    Fault(Box<Fault>),
-    /// The controller is going down; the call may be repeated elsewhere or later.
-    Stopping,
-    /// A node reports about an attempt that is not on record; it is being asked about it, and may repeat the call.
-    Unheard,
-}
-
-impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Refusal {
-        Refusal::Fault(Box::new(fault))
-    }
-}
-
-impl From<agent_proto::WireError> for Refusal {
-    fn from(error: agent_proto::WireError) -> Refusal {
-        Fault::from(error).into()
-    }
-}
-
-impl From<agent_model::ids::IdError> for Refusal {
-    fn from(error: agent_model::ids::IdError) -> Refusal {
-        agent_proto::WireError::from(error).into()
-    }
-}
-
-impl From<AskError> for Refusal {
-    fn from(error: AskError) -> Refusal {
-        let unstored = |what: &str| Fault::new(Code::ControllerStore, what).because(&error);
-        let not_stored = || unstored("the controller could not store the change");
-        match error {
-            AskError::Stopping => Refusal::Stopping,
-            AskError::NotRead => unstored("the controller can neither write its database nor read it")
-                .fix("look for a failing disk in the daemon's log; jobs go on")
-                .into(),
-            AskError::DiskFull => not_stored()
-                .fix("make room on the disk of the controller; the change is tried again")
-                .into(),
-            AskError::Moved => not_stored()
-                .fix("make room for it in the state directory; the daemon's log says what failed, and it is tried again")
-                .into(),
-            AskError::NotWritten => not_stored()
-                .fix("look for a failing or read-only disk in the daemon's log; the change is tried again")
-                .into(),
-        }
-    }
-}
-
-impl From<StoreError> for Refusal {
-    fn from(error: StoreError) -> Refusal {
-        Fault::new(Code::ControllerStore, "the controller could not read its database").because(&error).into()
-    }
-}
-
-impl From<ArchiveError> for Refusal {
-    fn from(error: ArchiveError) -> Refusal {
-        match error {
-            ArchiveError::Stopping => Refusal::Stopping,
-            error => {
-                let code = if error.is_full() { Code::DiskFull } else { Code::ControllerStore };
-                Fault::new(code, "the controller could not use its archive of logs").because(&error).into()
-            }
-        }
-    }
-}
-
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Status {
-        match refusal {
-            Refusal::Fault(fault) => agent_proto::status(&fault),
-            Refusal::Stopping => Status::unavailable("the controller is stopping"),
-            Refusal::Unheard => {
-                Status::unavailable("the attempt is not on record; it is taken over with the next report")
-            }
-        }
-    }
-}
-
 /// The fault for a failure of another server that keeps the blobs.
 fn far_fault(what: &str) -> Fault {
     let fault = Fault { blame: Blame::Network, ..Fault::new(Code::SnapshotStore, what) };
     fault.fix("try again later; look at the server that `blob_store` names: `agentd show-config` prints it")
-}
-
-/// A request that does not follow the protocol.
-pub(crate) fn invalid(why: impl Into<String>) -> Fault {
-    Fault::new(Code::RequestInvalid, "the request is not valid").why(why)
 }
 
 /// A job for the wire.

@@ -34,12 +34,16 @@ mod archive;
 mod audit;
 mod fanout;
 mod lease;
+mod members;
 mod pins;
 mod pools;
+pub mod provider;
 mod queue;
+mod refusal;
 mod registry;
 mod scheduler;
 mod secrets;
+mod sessions;
 #[cfg(test)]
 mod sim;
 mod standby;
@@ -58,11 +62,12 @@ use agent_cas::gc::Collector;
 use agent_identity::{GrantKeys, GrantKeysError};
 use agent_model::Clock;
 use agent_model::lease::Terms;
-use agent_pools::Provider;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-pub use api::{IdentityConfig, LogIntake, Operators, Peer, hide_what_it_does};
+pub use api::{LogIntake, Operators, Peer, hide_what_it_does};
+pub use members::IdentityConfig;
+use provider::Provider;
 pub use queue::Work;
 pub use scheduler::{UserLimits, used_by};
 pub use standby::{ControllerStops, ShutdownPlan, Standby};
@@ -239,19 +244,28 @@ impl Controller {
             collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store), assets.clone()));
             let keys = grant_keys(&home, &documents)?;
             let registry = registry::Registry::new(&documents, queue.clone());
+            let sessions = sessions::Sessions::default();
             let gate = api::Gate {
                 operators: config.operators,
                 registry: registry.clone(),
-                sessions: api::Sessions::default(),
+                sessions: sessions.clone(),
                 audit: audit::Audit::new(&home),
                 clock: Arc::clone(&clock),
                 transfers: standby::Transfers::default(),
             };
+            let members = members::Members {
+                queue: queue.clone(),
+                registry: registry.clone(),
+                sessions,
+                fanout: Arc::default(),
+                tunnels: config.tunnels,
+                clock: Arc::clone(&clock),
+            };
+            let keeper = pools::Keeper::new(inbox, pools.clone(), members.clone(), config.identity.clone());
             let services = api::Services {
                 gate,
                 identity: config.identity,
                 mapped: config.mapped,
-                tunnels: config.tunnels,
                 queue,
                 store: Arc::clone(&store),
                 archive: archive::Archive::new(&archive_dir, config.archive_quota),
@@ -264,11 +278,10 @@ impl Controller {
                 observer: api::Observer::default(),
                 offers: api::Offers::default(),
                 pools,
-                fanout: Arc::default(),
+                members,
                 board: standby::Board::open(&home),
                 about: api::About::new(&config.state_dir, &*clock),
             };
-            let keeper = pools::Keeper::new(inbox, services.clone());
             Ok(Controller { services, task, keeper, keep_records: config.keep_records, store })
         }
         .boxed()

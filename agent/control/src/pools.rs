@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::provider::Provider;
 use agent_model::{Code, Fault, JobSpec, NodeId, PoolName, Timestamp};
-use agent_pools::Provider;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::api::Refusal;
+use crate::refusal::Refusal;
 use crate::store::{Document, Loaded, MachineRecord, PoolRecord};
 pub(crate) use keeper::Keeper;
 use plan::Failing;

@@ -1,12 +1,13 @@
-//! The arguments of a job that is submitted.
+//! The arguments of a job that is submitted, and of a sweep.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_model::job::{Array, ArrayError, WantedEnd};
-use clap::Args;
+use agent_model::sweep::Sampling;
+use clap::{Args, Subcommand};
 
-use super::sweep::SweepSettings;
 use super::{lasting, variable};
 
 #[derive(Debug, Clone, Args)]
@@ -162,6 +163,61 @@ impl After {
     }
 }
 
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct SweepArgs {
+    #[command(subcommand)]
+    pub(crate) verb: Option<SweepVerb>,
+    #[command(flatten)]
+    pub(crate) submit: SubmitArgs,
+    #[command(flatten)]
+    pub(crate) settings: SweepSettings,
+    /// Do not follow: print the sweep's name and return.
+    #[arg(long, short)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SweepVerb {
+    /// Make more trials of a sweep that has ended, as a new sweep: what the old one learned is kept.
+    Extend(ExtendArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExtendArgs {
+    /// The sweep's name, or the beginning of it; `-` is your last job.
+    pub(crate) sweep: String,
+    /// How many more.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) trials: NonZeroU32,
+    /// The name of the new sweep; otherwise one is made.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+}
+
+/// What makes a job a sweep, besides the distributions that `--set` names.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct SweepSettings {
+    /// How many trials.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) max: Option<u32>,
+    /// How many of them may run at a time; as many as there is room for if nothing is said.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) at_once: Option<NonZeroU32>,
+    /// The metric that is to become low.
+    #[arg(long, value_name = "METRIC", conflicts_with = "maximize")]
+    pub(crate) minimize: Option<String>,
+    /// The metric that is to become high.
+    #[arg(long, value_name = "METRIC")]
+    pub(crate) maximize: Option<String>,
+    /// How values are drawn: random, sobol, grid or bayesian.
+    #[arg(long, value_name = "HOW", value_parser = sampling)]
+    pub(crate) sampling: Option<Sampling>,
+    /// The same values again.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) seed: Option<u64>,
+}
+
 pub(super) fn pair(text: &str) -> Result<(String, String), &'static str> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -197,4 +253,14 @@ fn counted(text: &str) -> Result<Array, String> {
 
 fn bytes(text: &str) -> Result<u64, String> {
     agent_model::size::meant(text)
+}
+
+fn sampling(word: &str) -> Result<Sampling, &'static str> {
+    match word {
+        "random" => Ok(Sampling::usual()),
+        "sobol" => Ok(Sampling::Random { seed: None, sobol: true, logbase: None }),
+        "grid" => Ok(Sampling::Grid),
+        "bayesian" => Ok(Sampling::Bayesian { seed: None }),
+        _ => Err("write random, sobol, grid or bayesian"),
+    }
 }

@@ -5,7 +5,6 @@ use agent_jobfile::{job_text, locked};
 use agent_model::job::{JobDraft, OutputName};
 use agent_model::{Code, Fault, Timestamp};
 
-use super::envs;
 use super::view::JobView;
 use crate::client::Client;
 use crate::failure::Failure;
@@ -59,7 +58,7 @@ pub(super) async fn draft(
         ));
     };
     let exact = match used.lock {
-        Some(lock) => locked(&draft.environment, &envs::text(client, lock).await?),
+        Some(lock) => locked(&draft.environment, &client.text(lock).await?),
         None => None,
     };
     match exact {

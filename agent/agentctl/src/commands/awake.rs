@@ -2,58 +2,15 @@
 
 use agent_model::Timestamp;
 use agent_proto::v1;
-use serde::Serialize;
 use serde_json::json;
 
 use super::drain::introduce;
+use super::view::ShutdownView;
 use crate::cli::KeepAwakeArgs;
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::output::text::{age, clean, moment};
-
-/// How a machine is shut down.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct ShutdownView {
-    pub(crate) rule: String,
-    pub(crate) idle_since_ms: Option<u64>,
-    pub(crate) due_ms: Option<u64>,
-    pub(crate) kept_up_by: Option<String>,
-    pub(crate) awake_until_ms: Option<u64>,
-    pub(crate) running: bool,
-    pub(crate) failed: Option<String>,
-}
-
-impl From<v1::Shutdown> for ShutdownView {
-    fn from(wire: v1::Shutdown) -> ShutdownView {
-        let text = |text: String| Some(clean(&text).into_owned()).filter(|text| !text.is_empty());
-        let at = |at: u64| Some(at).filter(|at| *at > 0);
-        ShutdownView {
-            rule: clean(&wire.rule).into_owned(),
-            idle_since_ms: at(wire.idle_since_ms),
-            due_ms: at(wire.due_ms),
-            kept_up_by: text(wire.kept_up_by),
-            awake_until_ms: at(wire.awake_until_ms),
-            running: wire.running,
-            failed: text(wire.failed),
-        }
-    }
-}
-
-impl ShutdownView {
-    /// `idle for 12 min, shuts down in 18 min (idle for 30 min)`
-    pub(crate) fn describe(&self, now: Timestamp) -> String {
-        if self.running {
-            return format!("shuts down now ({})", self.rule);
-        }
-        let awake = self.awake_until_ms.map(|until| format!("kept awake until {}", moment(Timestamp(until))));
-        let kept = awake.or_else(|| self.kept_up_by.clone());
-        let idle = || Some(format!("idle for {}", age(Timestamp(self.idle_since_ms?), now)));
-        let when = self.due_ms.map(|due| format!("shuts down in {}", age(now, Timestamp(due))));
-        let parts: Vec<String> = kept.or_else(idle).into_iter().chain(when).collect();
-        format!("{} ({})", parts.join(", "), self.rule)
-    }
-}
+use crate::output::text::moment;
 
 /// Says so to the controller.
 pub(super) async fn keep_awake(

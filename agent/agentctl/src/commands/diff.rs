@@ -17,7 +17,6 @@ use agent_model::size;
 use serde::Serialize;
 use serde_json::json;
 
-use super::envs;
 use super::recorded::Recorded;
 use super::view::{JobView, NodeView};
 use crate::cli::DiffArgs;
@@ -142,7 +141,7 @@ async fn side(
                     let why = "nothing in its environment was chosen for it".to_owned();
                     side.unknown.insert(Aspect::Packages, why);
                 }
-                Some(lock) => match envs::text(client, lock).await {
+                Some(lock) => match client.text(lock).await {
                     Ok(text) => side.take_packages(&text),
                     Err(_) => {
                         let why = "the list of its packages is not kept any more".to_owned();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::kept;
 use super::status;
-use super::view::NodeView;
+use super::view::{NodeView, grade};
 use crate::cli::DoctorArgs;
 use crate::client::{self, Client, Target};
 use crate::failure::Failure;
@@ -108,15 +108,6 @@ pub(super) fn render(node: &str, findings: &[Finding], paper: Paper) -> String {
         }
     }
     text
-}
-
-/// The word and the colour of a grade.
-pub(super) fn grade(grade: Grade) -> (&'static str, Tone) {
-    match grade {
-        Grade::Good => ("good", Tone::Good),
-        Grade::Limited => ("limited", Tone::Warn),
-        Grade::Bad => ("bad", Tone::Bad),
-    }
 }
 
 #[cfg(test)]

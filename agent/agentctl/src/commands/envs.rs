@@ -10,9 +10,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use agent_cas::BlobStore;
 use agent_model::node::CachedEnvironment;
-use agent_model::{Clock, Code, Digest, Fault, SystemClock, Timestamp, size};
+use agent_model::{Clock, Digest, Fault, SystemClock, Timestamp, size};
 use agent_proto::v1;
 use serde::Serialize;
 use serde_json::json;
@@ -179,20 +178,6 @@ async fn found(client: &Client, args: &EnvArgs) -> Result<KeptEnvironment, Failu
     find(all(client, args.node.as_deref()).await?, args)
 }
 
-/// A blob as text.
-pub(super) async fn text(client: &Client, digest: Digest) -> Result<String, Failure> {
-    let read = client.blobs().read_batch(vec![digest]).await.into_iter().next();
-    match read {
-        Some(Ok(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Some(Err(error)) => {
-            let what = "the daemon does not give what it stored of the environment";
-            let fault = Fault::new(Code::SnapshotStore, what);
-            Err(fault.because(&error).fix("see the daemon's log").into())
-        }
-        None => Ok(String::new()),
-    }
-}
-
 async fn export(
     args: &EnvArgs,
     file: Option<&Path>,
@@ -207,7 +192,7 @@ async fn export(
             "environments of conda files and of pip requirements have one",
         ));
     };
-    let lock = text(&client, lock).await?;
+    let lock = client.text(lock).await?;
     let Some(file) = file else { return output.print(&lock) };
     std::fs::write(file, lock).map_err(|error| {
         Failure::refused(format!("cannot write {}: {error}", file.display()), "name another file with -o")

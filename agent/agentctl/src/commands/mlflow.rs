@@ -5,8 +5,6 @@
 mod filestore;
 mod names;
 mod recorded;
-mod registry;
-mod traces;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};

@@ -3,37 +3,12 @@
 use std::collections::BTreeMap;
 
 use agent_model::{Timestamp, size};
-use agent_proto::v1;
-use serde::Serialize;
 
 use super::gpus;
 use super::view::NodeView;
 use crate::output::Paper;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, clean, short};
-
-/// How the controller makes itself reachable for a machine.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct TunnelView {
-    pub(crate) through: String,
-    pub(crate) up: bool,
-    /// Why it is not up.
-    pub(crate) why: Option<String>,
-}
-
-impl TunnelView {
-    /// `root@gpu-1, up`
-    pub(crate) fn describe(&self) -> String {
-        let state = self.why.as_ref().map_or_else(|| "up".to_owned(), |why| format!("down: {why}"));
-        clean(&format!("{}, {state}", self.through)).into_owned()
-    }
-}
-
-impl From<v1::Tunnel> for TunnelView {
-    fn from(wire: v1::Tunnel) -> TunnelView {
-        TunnelView { through: wire.through, up: wire.up, why: (!wire.up).then_some(wire.why) }
-    }
-}
 
 /// Everything about the machines; `users` are those whose jobs run there, in words, by machine.
 pub(super) fn described(

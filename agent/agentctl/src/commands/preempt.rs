@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use agent_model::Timestamp;
 use agent_proto::v1;
-use serde::Serialize;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -14,32 +12,11 @@ use crate::cli::PreemptArgs;
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::output::text::clean;
 
 /// The notice that the jobs of a machine get which is to be removed with them.
 const LAST_WORD: Duration = Duration::from_secs(20);
 /// How much longer they are waited for.
 const IN_DOUBT: Duration = Duration::from_secs(20);
-
-/// The notice that a machine will be taken away.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct PreemptionView {
-    pub(crate) deadline_ms: u64,
-    pub(crate) reason: String,
-}
-
-impl PreemptionView {
-    /// `will be taken away at 08:00:00 UTC: maintenance`
-    pub(crate) fn describe(&self) -> String {
-        clean(&agent_model::preemption::describe(Timestamp(self.deadline_ms), &self.reason)).into_owned()
-    }
-}
-
-impl From<v1::Preemption> for PreemptionView {
-    fn from(wire: v1::Preemption) -> PreemptionView {
-        PreemptionView { deadline_ms: wire.deadline_ms, reason: wire.reason }
-    }
-}
 
 /// Says so to the controller.
 pub(super) async fn preempt(

@@ -13,6 +13,7 @@ use agent_model::{Fault, JobSpec};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
+use super::view::with_values;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::Paper;
@@ -51,14 +52,6 @@ impl RunFacts {
     pub(super) fn metric(&self, name: &str) -> String {
         self.metrics.get(name).copied().map(number).unwrap_or_default()
     }
-}
-
-/// The command of a job with its inputs that are values in their places.
-pub(super) fn with_values(spec: &JobSpec) -> String {
-    spec.inputs.iter().fold(spec.command.trim().to_owned(), |text, (name, input)| match input {
-        Input::Literal(value) => text.replace(&format!("${{{{inputs.{name}}}}}"), value),
-        _ => text,
-    })
 }
 
 /// The options of a command that is one program with its arguments: `--lr 0.1`, `--lr=0.1` and `model.lr=0.1`. A name is

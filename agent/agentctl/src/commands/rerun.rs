@@ -43,7 +43,7 @@ pub(super) async fn rerun(args: &RerunArgs, to: Option<&Target>, output: &mut Ou
         draft.command = with_arguments(&draft.command, &args.arguments)?;
     }
     set(&mut draft, &args.set)?;
-    let again = Box::pin(submit::enqueue(&client, draft.validate()?, hint, output)).await;
+    let again = Box::pin(client.enqueue(draft.validate()?, hint, output)).await;
     let again = again.map_err(|failure| as_job::explain_gone(failure, &job.job))?;
     submit::tell_name(&again, args.json, output)
 }

@@ -156,7 +156,7 @@ fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::named::NamedView;
+    use super::super::view::NamedView;
     use super::super::view::tests::{ended, failed};
     use super::*;
     use crate::output::text::Ink;

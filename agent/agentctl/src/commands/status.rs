@@ -12,7 +12,7 @@ use agent_proto::v1;
 use serde_json::{Value, json};
 
 use super::view::{ControllerView, JobView, NodeView, NoticeView};
-use super::{doctor, gpus, jobs, kept};
+use super::{gpus, jobs, kept, view};
 use crate::cli::StatusArgs;
 use crate::client::{Client, Target, Whom, person};
 use crate::failure::Failure;
@@ -263,7 +263,7 @@ fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
         let _ = writeln!(text, "{}", wrap(&kept, paper.width, 8));
     }
     for grade in [Grade::Bad, Grade::Limited, Grade::Good] {
-        let (word, tone) = doctor::grade(grade);
+        let (word, tone) = view::grade(grade);
         let of_grade = inventory.findings.iter().filter(|finding| finding.grade == grade);
         let topics: Vec<_> = of_grade.map(|finding| clean(&finding.topic).into_owned()).collect();
         if !topics.is_empty() {

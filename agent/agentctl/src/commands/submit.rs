@@ -6,22 +6,17 @@ use std::path::PathBuf;
 
 use agent_model::job::{Predecessor, Resources};
 use agent_model::node::Inventory;
-use agent_model::{Code, Fault, JobSpec, size};
-use agent_proto::v1;
+use agent_model::{Code, Fault, size};
 use serde_json::json;
-use tokio::time::{Duration, Instant};
 
 use super::view::NodeView;
-use super::{as_job, files, sweeps};
+use super::{as_job, files};
 use crate::cli::{SubmitArgs, SubmitOnlyArgs, variable};
-use crate::client::{Client, Target, answer};
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::{clean, count};
-use crate::prepare::{Care, Changes, Plan};
-
-/// How long to wait for a daemon that goes away during the call.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::prepare::{Care, Changes, Plan, make_sweep};
 
 /// Submits and prints the job's name.
 pub(super) async fn submit(
@@ -185,7 +180,7 @@ pub(super) async fn place(
         plan.draft.array = Some(array);
     }
     if let Some(settings) = &args.sweep {
-        sweeps::apply(&mut plan.draft, settings, &args.drawn)?;
+        make_sweep(&mut plan.draft, settings, &args.drawn)?;
     }
     let is_array = plan.draft.array.is_some();
     let has_story = plan.draft.sweep.is_some() || plan.pipeline.is_some();
@@ -198,49 +193,17 @@ pub(super) async fn place(
         _ = tokio::signal::ctrl_c() => return Err(Failure::Interrupted),
     };
     output.busy("submitting");
-    let job = match Box::pin(enqueue(&client, spec, hint.clone(), output)).await {
+    let job = match Box::pin(client.enqueue(spec, hint.clone(), output)).await {
         Err(Failure::Fault(fault)) if fault.code == Code::SnapshotMissing => {
             output.note("the daemon lacks part of the snapshot; it is sent again");
             let spec = Box::pin(plan.ship(&blobs, &never, care.max(Care::Usual), output)).await?;
-            let again = Box::pin(enqueue(&client, spec, hint, output)).await;
+            let again = Box::pin(client.enqueue(spec, hint, output)).await;
             again.map_err(|failure| as_job::explain_gone(failure, "the job"))?
         }
         enqueued => enqueued?,
     };
     output.rest();
     Ok(Placed { client, job, is_array, has_story })
-}
-
-/// Puts the job into the queue. The request has an id, so that a repeated request submits only once.
-pub(super) async fn enqueue(
-    client: &Client,
-    spec: JobSpec,
-    name_hint: String,
-    output: &mut Output,
-) -> Result<String, Failure> {
-    let request = v1::SubmitRequest { request_id: random_id()?, spec: Some(spec.into()), name_hint };
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match Box::pin(answer(client.jobs().submit(request.clone()))).await {
-            Ok(response) => {
-                response.notes.iter().for_each(|note| output.warn(note));
-                return Ok(response.job);
-            }
-            Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
-                if !client.until_back(end).await {
-                    return Err(Failure::Fault(fault));
-                }
-            }
-            Err(failure) => return Err(failure),
-        }
-    }
-}
-
-fn random_id() -> Result<String, Fault> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Fault::new(Code::Bug, "the system gives no random numbers").because(&error))?;
-    Ok(agent_model::ids::hex(&bytes))
 }
 
 #[cfg(test)]

@@ -4,22 +4,19 @@
 //! what is better, the story of them while they run, and its best trial.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use agent_model::expr::{self, Reference};
-use agent_model::job::{Array, Input, JobDraft};
-use agent_model::sweep::{Goal, Objective, Sampling, Scalar, Space, Sweep};
+use agent_model::job::Array;
+use agent_model::sweep::{Goal, Objective, Sampling, Sweep};
 use agent_model::{Code, Fault, Timestamp};
 use agent_proto::v1;
-use serde::Serialize;
 use tokio::time::{Duration, Instant, sleep};
 
 use super::arrays::tasks;
 use super::follow::Ended;
 use super::view::JobView;
 use super::{as_job, submit};
-use crate::cli::{ExtendArgs, SweepArgs, SweepSettings, SweepVerb};
+use crate::cli::{ExtendArgs, SweepArgs, SweepVerb};
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
@@ -31,44 +28,6 @@ use crate::prepare::job_name;
 const BETWEEN: Duration = Duration::from_millis(500);
 /// How long to wait for a daemon that is away.
 const AWAY: Duration = Duration::from_secs(60);
-
-/// A trial: its values, and what it logged of the metric.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct TrialView {
-    pub(crate) values: BTreeMap<String, Scalar>,
-    /// How many values of the metric it logged.
-    pub(crate) count: u64,
-    pub(crate) last: Option<f64>,
-    pub(crate) best: Option<f64>,
-    /// Which policy ended it, with the numbers; empty for none.
-    pub(crate) stopped: String,
-}
-
-impl From<v1::TrialStatus> for TrialView {
-    fn from(wire: v1::TrialStatus) -> TrialView {
-        let values = wire.values.into_iter().map(|(name, json)| (name, Scalar::from_json(&json)));
-        TrialView {
-            values: values.collect(),
-            count: wire.count,
-            last: wire.last,
-            best: wire.best,
-            stopped: wire.stopped,
-        }
-    }
-}
-
-/// The best of the trials that completed.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct BestView {
-    pub(crate) trial: u32,
-    pub(crate) value: f64,
-}
-
-impl From<v1::BestTrial> for BestView {
-    fn from(wire: v1::BestTrial) -> BestView {
-        BestView { trial: wire.trial, value: wire.value }
-    }
-}
 
 /// The trials of a sweep that have a record, the best first; those without a value of the metric come last.
 pub(super) async fn trials(client: &Client, sweep: &JobView) -> Result<Vec<JobView>, Failure> {
@@ -171,7 +130,7 @@ async fn extend(args: &ExtendArgs, to: Option<&Target>, output: &mut Output) -> 
             Fault::new(Code::Bug, "the daemon told of a job without a name").because(&error)
         })?);
     }
-    let name = Box::pin(submit::enqueue(&client, draft.validate()?, old.title.clone(), output)).await;
+    let name = Box::pin(client.enqueue(draft.validate()?, old.title.clone(), output)).await;
     output.print(&format!("{}\n", name.map_err(|failure| as_job::explain_gone(failure, &old.job))?))
 }
 
@@ -285,69 +244,5 @@ pub(super) async fn finish(client: &Client, ended: &Ended, output: &mut Output) 
     if let Some(best) = best_words(job) {
         output.note(&format!("best: {best}; get what it left: agentctl download {}", job.job));
     }
-    Ok(())
-}
-
-/// Makes a job the sweep that was asked for: its distributions are added to those of the file, and an input of the same
-/// name is drawn from then on.
-pub(super) fn apply(
-    draft: &mut JobDraft,
-    settings: &SweepSettings,
-    drawn: &[(String, String)],
-) -> Result<(), Fault> {
-    let invalid = |what: String, fix: &str| Fault::new(Code::JobInvalid, what).fix(fix);
-    let objective = |goal, metric: &String| Objective { goal, metric: metric.clone() };
-    let asked = settings.minimize.as_ref().map(|metric| objective(Goal::Minimize, metric));
-    let asked = asked.or_else(|| settings.maximize.as_ref().map(|metric| objective(Goal::Maximize, metric)));
-    let mut sweep = match (draft.sweep.take(), asked) {
-        (Some(sweep), None) => *sweep,
-        (Some(sweep), Some(objective)) => Sweep { objective, ..*sweep },
-        (None, Some(objective)) => Sweep {
-            space: Space::default(),
-            sampling: Sampling::usual(),
-            objective,
-            policy: None,
-            timeout: None,
-            given: BTreeMap::new(),
-            extends: None,
-        },
-        (None, None) => {
-            return Err(invalid(
-                "nobody says which metric is to become better".to_owned(),
-                "name the one that the trials log: --minimize loss, or --maximize accuracy",
-            ));
-        }
-    };
-    for (name, text) in drawn {
-        let distribution = agent_jobfile::written_distribution(text);
-        let distribution = distribution
-            .map_err(|why| invalid(format!("`--set {name}={text}` names no distribution"), &why))?;
-        sweep.space.0.insert(name.clone(), distribution);
-    }
-    if let Some(word) = &settings.sampling {
-        sweep.sampling = word.clone();
-    }
-    if let (Some(seed), Sampling::Random { seed: known, .. } | Sampling::Bayesian { seed: known }) =
-        (settings.seed, &mut sweep.sampling)
-    {
-        *known = Some(seed);
-    }
-    let names: Vec<String> = drawn.iter().map(|(name, _)| name.clone()).collect();
-    for name in &names {
-        if let Some(Input::Literal(_)) = draft.inputs.get(name) {
-            draft.inputs.remove(name);
-        }
-    }
-    let is_drawn = |name: &String| names.contains(name) && !draft.inputs.contains_key(name);
-    draft.command = expr::substitute(&draft.command, |reference| match reference {
-        Reference::Input(name) if is_drawn(name) => Reference::Drawn(name.clone()).to_string(),
-        other => other.to_string(),
-    })?;
-    let before = draft.array.as_ref().map(|array| array.indices().len());
-    let total = sweep.size(settings.max.or(before).unwrap_or(1));
-    let at_once = settings.at_once.or_else(|| draft.array.as_ref().and_then(Array::at_once));
-    let trials = Array::counted(total).and_then(|array| Array::new(array.indices().clone(), at_once));
-    draft.array = Some(trials.map_err(|error| invalid(format!("--max: {error}"), "give another number"))?);
-    draft.sweep = Some(Box::new(sweep));
     Ok(())
 }

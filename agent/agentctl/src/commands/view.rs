@@ -1,28 +1,25 @@
 //! Jobs and machines, decoded from the daemon's messages: the schema of every `--json` (see `agent/docs/json.md`) and
 //! the source of the tables.
 
+mod machine;
+mod parents;
 mod spec;
 
-use agent_model::node::{CachedEnvironment, Inventory, Load};
+use std::fmt;
+
+use agent_model::job::Input;
 use agent_model::outcome::{Outcome, Usage};
-use agent_model::pipeline::Pipeline;
 use agent_model::{
     Blame, Clock, Code, EnvSpec, Fault, JobId, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp,
 };
 use agent_proto::v1;
 use serde::Serialize;
-use serde_json::json;
 
-use super::arrays::TasksView;
-use super::awake::ShutdownView;
-use super::named::NamedView;
-use super::nodes::TunnelView;
-use super::preempt::PreemptionView;
-use super::recorded::with_values;
-use super::sweeps::{BestView, TrialView};
 use crate::client::{person, with_people};
 use crate::output::Paper;
-use crate::output::text::{Tone, clean, duration};
+use crate::output::text::{Tone, duration};
+pub(crate) use machine::{ControllerView, EnvironmentView, NodeView, NoticeView, ShutdownView, grade};
+pub(crate) use parents::{BestView, StepView, TasksView, TrialView};
 
 /// The state of a job.
 #[derive(Debug, Clone, Serialize)]
@@ -64,6 +61,35 @@ pub(crate) struct JobView {
     pub(crate) outcome: Option<Outcome>,
 }
 
+/// What came of the name of an output.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct NamedView {
+    pub(crate) output: String,
+    pub(crate) name: String,
+    /// Empty if it got none.
+    pub(crate) version: String,
+    /// Why it got no name.
+    pub(crate) why: String,
+}
+
+impl From<v1::NamedOutput> for NamedView {
+    fn from(wire: v1::NamedOutput) -> NamedView {
+        let v1::NamedOutput { output, name, version, why } = wire;
+        NamedView { output, name, version, why }
+    }
+}
+
+/// `model is azureml:iris-model:3`
+impl fmt::Display for NamedView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NamedView { output, name, version, why } = self;
+        match version.is_empty() {
+            false => write!(f, "{output} is azureml:{name}:{version}"),
+            true => write!(f, "{output} is not named {name}: {why}"),
+        }
+    }
+}
+
 /// A fault.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct FaultView {
@@ -81,23 +107,6 @@ pub(crate) struct ArtifactsView {
     pub(crate) root: String,
     pub(crate) files: u64,
     pub(crate) bytes: u64,
-}
-
-/// A step that is not run.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct StepView {
-    pub(crate) step: String,
-    /// The job as which it completed before; empty for none.
-    pub(crate) reused_from: String,
-    /// Why it never runs; empty if it does.
-    pub(crate) not_run: String,
-}
-
-impl StepView {
-    pub(crate) fn of(pipeline: &Pipeline, wire: v1::StepStatus) -> StepView {
-        let v1::StepStatus { step, reused_from, not_run } = wire;
-        StepView { step: pipeline.name(step), reused_from, not_run }
-    }
 }
 
 /// A rank of the latest attempt.
@@ -350,188 +359,12 @@ fn conda_words(file: &str, locked: bool) -> String {
     if locked { format!("{file}, exactly the packages of its lock") } else { file.to_owned() }
 }
 
-/// A machine.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct NodeView {
-    pub(crate) node: String,
-    pub(crate) liveness: String,
-    pub(crate) eligibility: String,
-    pub(crate) last_seen_ms: u64,
-    pub(crate) slots_used: u32,
-    pub(crate) cpus_used: u32,
-    pub(crate) memory_used_bytes: u64,
-    pub(crate) disk_free_bytes: u64,
-    pub(crate) memory_free_bytes: u64,
-    /// The SSH connection of the controller by which it reaches the controller, if there is one.
-    pub(crate) tunnel: Option<TunnelView>,
-    /// That it will be taken away, if so.
-    pub(crate) preemption: Option<PreemptionView>,
-    /// That it could not start jobs and gets none for a while, if so.
-    pub(crate) held_back: Option<HeldBackView>,
-    #[serde(serialize_with = "inventory_json")]
-    pub(crate) inventory: Inventory,
-}
-
-/// An inventory whose environments have the same form as everywhere else.
-fn inventory_json<S: serde::Serializer>(inventory: &Inventory, to: S) -> Result<S::Ok, S::Error> {
-    let mut document = serde_json::to_value(inventory).map_err(serde::ser::Error::custom)?;
-    let kept = inventory.environments.iter().map(EnvironmentView::from);
-    document["environments"] = json!(kept.collect::<Vec<_>>());
-    document.serialize(to)
-}
-
-/// Until when a machine gets no jobs because it could not start some.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct HeldBackView {
-    pub(crate) until_ms: u64,
-    pub(crate) reason: String,
-}
-
-impl HeldBackView {
-    /// `could not start jobs and is tried again at 08:00:00 UTC: …`
-    pub(crate) fn describe(&self) -> String {
-        clean(&agent_model::breaker::describe(Timestamp(self.until_ms), &self.reason)).into_owned()
-    }
-}
-
-impl From<v1::HeldBack> for HeldBackView {
-    fn from(wire: v1::HeldBack) -> HeldBackView {
-        HeldBackView { until_ms: wire.until_ms, reason: wire.reason }
-    }
-}
-
-/// An environment that a machine keeps.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct EnvironmentView {
-    pub(crate) key: String,
-    pub(crate) summary: String,
-    pub(crate) python: Option<String>,
-    pub(crate) packages: u32,
-    pub(crate) bytes: u64,
-    pub(crate) built_ms: u64,
-    pub(crate) used_ms: u64,
-    pub(crate) uses: u32,
-    pub(crate) pinned: bool,
-    pub(crate) lock: Option<String>,
-    pub(crate) log: Option<String>,
-}
-
-impl From<&CachedEnvironment> for EnvironmentView {
-    fn from(kept: &CachedEnvironment) -> EnvironmentView {
-        EnvironmentView {
-            key: kept.key.clone(),
-            summary: kept.summary.clone(),
-            python: Some(kept.python.clone()).filter(|version| !version.is_empty()),
-            packages: kept.packages,
-            bytes: kept.bytes,
-            built_ms: kept.built.0,
-            used_ms: kept.used.0,
-            uses: kept.uses,
-            pinned: kept.pinned,
-            lock: kept.lock.map(|digest| digest.to_string()),
-            log: kept.log.map(|digest| digest.to_string()),
-        }
-    }
-}
-
-impl TryFrom<v1::Node> for NodeView {
-    type Error = Fault;
-    fn try_from(wire: v1::Node) -> Result<NodeView, Fault> {
-        let load = Load::from(wire.load.unwrap_or_default());
-        Ok(NodeView {
-            node: wire.node,
-            liveness: wire.liveness,
-            eligibility: wire.eligibility,
-            last_seen_ms: wire.last_seen_ms,
-            slots_used: wire.slots_used,
-            cpus_used: wire.cpus_used,
-            memory_used_bytes: wire.memory_used_bytes,
-            disk_free_bytes: load.disk_free,
-            memory_free_bytes: load.memory_free,
-            tunnel: wire.tunnel.map(TunnelView::from),
-            preemption: wire.preemption.map(PreemptionView::from),
-            held_back: wire.held_back.map(HeldBackView::from),
-            inventory: Inventory::try_from(wire.inventory.unwrap_or_default())?,
-        })
-    }
-}
-
-impl NodeView {
-    /// `instance_type=Standard_NC6, rack=7`
-    pub(crate) fn labels(&self) -> String {
-        let pairs: Vec<String> =
-            self.inventory.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        clean(&pairs.join(", ")).into_owned()
-    }
-
-    /// Whether it gets new work, in one word: `ready`, or what prevents it.
-    pub(crate) fn condition(&self) -> &str {
-        match self.eligibility.as_str() {
-            _ if self.preemption.is_some() && self.liveness == "ready" => "preempted",
-            "open" if self.held_back.is_some() && self.liveness == "ready" => "held_back",
-            "open" => &self.liveness,
-            closed => closed,
-        }
-    }
-
-    /// Why it gets no new work for a while, or for ever, where it says so itself.
-    pub(crate) fn notices(&self) -> impl Iterator<Item = String> {
-        let goes = self.preemption.as_ref().map(PreemptionView::describe);
-        goes.into_iter().chain(self.held_back.as_ref().map(HeldBackView::describe))
-    }
-
-    /// The colour of that word.
-    pub(crate) fn tone(&self) -> Tone {
-        match self.condition() {
-            "ready" => Tone::Good,
-            "degraded" | "draining" | "cordoned" | "enrolling" | "preempted" | "held_back" => Tone::Warn,
-            _ => Tone::Bad,
-        }
-    }
-}
-
-/// The controller.
-#[derive(Debug, Serialize)]
-pub(crate) struct ControllerView {
-    pub(crate) version: String,
-    pub(crate) started_ms: u64,
-    pub(crate) state_dir: String,
-    pub(crate) queued: u32,
-    pub(crate) running: u32,
-    pub(crate) pid: u64,
-    /// Changes when the database is rebuilt or restored.
-    pub(crate) incarnation: String,
-    /// The size of its blob store, and the limit.
-    pub(crate) store_bytes: u64,
-    pub(crate) store_limit_bytes: u64,
-    pub(crate) notices: Vec<NoticeView>,
-    /// How its machine is shut down, if anything does that.
-    pub(crate) shutdown: Option<ShutdownView>,
-}
-
-/// A problem that the controller reports.
-#[derive(Debug, Serialize)]
-pub(crate) struct NoticeView {
-    pub(crate) what: String,
-    pub(crate) fix: String,
-}
-
-impl From<v1::Controller> for ControllerView {
-    fn from(wire: v1::Controller) -> ControllerView {
-        ControllerView {
-            version: wire.version,
-            started_ms: wire.started_ms,
-            state_dir: wire.state_dir,
-            queued: wire.queued,
-            running: wire.running,
-            pid: wire.pid,
-            incarnation: wire.incarnation,
-            store_bytes: wire.store_bytes,
-            store_limit_bytes: wire.store_limit_bytes,
-            notices: wire.notices.into_iter().map(|n| NoticeView { what: n.what, fix: n.fix }).collect(),
-            shutdown: wire.shutdown.map(ShutdownView::from),
-        }
-    }
+/// The command of a job with its inputs that are values in their places.
+pub(crate) fn with_values(spec: &JobSpec) -> String {
+    spec.inputs.iter().fold(spec.command.trim().to_owned(), |text, (name, input)| match input {
+        Input::Literal(value) => text.replace(&format!("${{{{inputs.{name}}}}}"), value),
+        _ => text,
+    })
 }
 
 #[cfg(test)]

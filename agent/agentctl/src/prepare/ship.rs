@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use agent_blocking::blocking;
 use agent_cas::Remote;
-use agent_cas::snapshot::{self, Choice, PushError, PushProgress, Pushed, ScanError, Snapshot, StatCache};
+use agent_cas::snapshot::{self, PushError, PushProgress, Pushed, ScanError, Snapshot, StatCache};
 use agent_model::job::Input;
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, size};
 use tonic::Status;
 
 use super::Plan;
-use super::made;
+
 use super::pipeline::of_step;
-use super::survey::{is_key, keys};
+use super::survey::{Kind, is_key, kept_out, keys, unreadable};
 use crate::cli::variable;
 use crate::client;
 use crate::output::Output;
@@ -68,26 +68,6 @@ pub(crate) enum Care {
     Usual,
     /// And every file is read, even if its metadata is unchanged.
     Rehash,
-}
-
-/// Which files of a path are sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
-    File,
-    /// The job's working directory: a directory by its ignore file, with room for the folders of its outputs and
-    /// logs.
-    Code,
-    /// A directory by its ignore file.
-    Folder,
-    /// A directory with all its files: an image build has ignore rules of its own, which the builder applies.
-    Whole,
-}
-
-impl Kind {
-    /// How the files of a directory are chosen.
-    pub(super) fn choice<'a>(self, never: &'a [PathBuf], cache: Option<&'a StatCache>) -> Choice<'a> {
-        Choice { whole: self == Kind::Whole, code: self == Kind::Code, cache, never }
-    }
 }
 
 /// Reads files and sends them to a store.
@@ -144,7 +124,7 @@ impl Sender<'_> {
         if let Some(cache) = self.cache.as_ref().filter(|_| self.care == Care::Rehash) {
             cache.forget(path);
         }
-        let never = never(kind, path, &self.never);
+        let never = kept_out(kind, path, &self.never);
         let read = || read(kind, path.to_owned(), never.clone(), self.cache.clone());
         let unsent = |error| unsent(what, path, &error);
         output.busy(&format!("{what}: reading {}", path.display()));
@@ -183,12 +163,6 @@ impl Sender<'_> {
             Care::Usual | Care::Rehash => snapshot::push(snapshot, self.blobs, progress).await,
         }
     }
-}
-
-/// The directories that are not entered: of code also those that were fetched from jobs.
-pub(super) fn never(kind: Kind, path: &Path, own: &[PathBuf]) -> Vec<PathBuf> {
-    let made = if kind == Kind::Code { made::below(path) } else { Vec::new() };
-    own.iter().cloned().chain(made).collect()
 }
 
 async fn read(
@@ -237,25 +211,6 @@ fn warn(snapshot: &Snapshot, path: &Path, output: &mut Output) {
             largest.join(", ")
         ));
     }
-}
-
-pub(super) fn unreadable(what: &str, path: &Path, error: &ScanError) -> Fault {
-    let (code, fix) = match error {
-        ScanError::Directory { .. } | ScanError::Read { .. } => {
-            (Code::SnapshotUnreadable, "check that it exists and that you may read it")
-        }
-        ScanError::Changed { .. } => {
-            (Code::SnapshotUnreadable, "end what writes there, or keep it out with a .amlignore")
-        }
-        ScanError::TooLarge { .. } => (
-            Code::SnapshotUnsafe,
-            "keep what the job does not need out with a .amlignore, or pack it into few files",
-        ),
-        ScanError::TooDeep { .. } | ScanError::NotAFile { .. } | ScanError::Unfit(_) | ScanError::Stopped => {
-            (Code::SnapshotUnsafe, "keep it out with a .amlignore, or give it another place or name")
-        }
-    };
-    Fault::new(code, format!("{what}: `{}` cannot be read", path.display())).because(error).fix(fix)
 }
 
 fn unsent(what: &str, path: &Path, error: &PushError) -> Fault {

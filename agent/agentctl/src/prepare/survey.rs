@@ -6,12 +6,11 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use agent_blocking::blocking;
-use agent_cas::snapshot::{Ruled, Survey};
+use agent_cas::snapshot::{Choice, Ruled, ScanError, StatCache, Survey};
 use agent_model::{Code, Fault, size};
 use serde_json::{Value, json};
 
-use super::Plan;
-use super::ship::{self, Kind, unreadable};
+use super::{Plan, made};
 use crate::output::Paper;
 use crate::output::text::{clean, count, wrap};
 
@@ -36,6 +35,26 @@ const KEYS: [&str; 11] = [
 const KEY_ENDINGS: [&str; 4] = [".pem", ".p12", ".pfx", ".key"];
 /// Directories that hold only such files.
 const KEY_DIRECTORIES: [&str; 5] = [".ssh", ".aws", ".azure", ".gnupg", ".kube"];
+
+/// Which files of a path are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    File,
+    /// The job's working directory: a directory by its ignore file, with room for the folders of its outputs and
+    /// logs.
+    Code,
+    /// A directory by its ignore file.
+    Folder,
+    /// A directory with all its files: an image build has ignore rules of its own, which the builder applies.
+    Whole,
+}
+
+impl Kind {
+    /// How the files of a directory are chosen.
+    pub(super) fn choice<'a>(self, never: &'a [PathBuf], cache: Option<&'a StatCache>) -> Choice<'a> {
+        Choice { whole: self == Kind::Whole, code: self == Kind::Code, cache, never }
+    }
+}
 
 /// Whether a file may hold a key or a password, judged by its directory and its name.
 pub(super) fn is_key(dir: &str, name: &str) -> bool {
@@ -107,7 +126,7 @@ impl Plan {
             let content = match kind {
                 Kind::File => SentContent::File(path.metadata().map_or(0, |metadata| metadata.len())),
                 _ => {
-                    let (dir, never) = (path.to_owned(), ship::never(kind, path, never));
+                    let (dir, never) = (path.to_owned(), kept_out(kind, path, never));
                     let survey = blocking(move || kind.choice(&never, None).survey(&dir)).await;
                     SentContent::Directory(Box::new(survey.map_err(|error| unreadable(&what, path, &error))?))
                 }
@@ -130,6 +149,31 @@ enum SentContent {
     /// A file of so many bytes.
     File(u64),
     Directory(Box<Survey>),
+}
+
+/// The directories that are not entered: of code also those that were fetched from jobs.
+pub(super) fn kept_out(kind: Kind, path: &Path, own: &[PathBuf]) -> Vec<PathBuf> {
+    let made = if kind == Kind::Code { made::below(path) } else { Vec::new() };
+    own.iter().cloned().chain(made).collect()
+}
+
+pub(super) fn unreadable(what: &str, path: &Path, error: &ScanError) -> Fault {
+    let (code, fix) = match error {
+        ScanError::Directory { .. } | ScanError::Read { .. } => {
+            (Code::SnapshotUnreadable, "check that it exists and that you may read it")
+        }
+        ScanError::Changed { .. } => {
+            (Code::SnapshotUnreadable, "end what writes there, or keep it out with a .amlignore")
+        }
+        ScanError::TooLarge { .. } => (
+            Code::SnapshotUnsafe,
+            "keep what the job does not need out with a .amlignore, or pack it into few files",
+        ),
+        ScanError::TooDeep { .. } | ScanError::NotAFile { .. } | ScanError::Unfit(_) | ScanError::Stopped => {
+            (Code::SnapshotUnsafe, "keep it out with a .amlignore, or give it another place or name")
+        }
+    };
+    Fault::new(code, format!("{what}: `{}` cannot be read", path.display())).because(error).fix(fix)
 }
 
 /// The parts for people.

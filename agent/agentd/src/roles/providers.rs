@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 
 use agent_control::MappedNames;
+use agent_control::provider::{self, Provider};
 use agent_jobfile::yaml;
-use agent_pools::Provider;
 
 use super::StartError;
 use crate::config::{Config, PoolSettings};
@@ -20,8 +20,7 @@ pub(super) fn read(config: &Config) -> Result<BTreeMap<String, Provider>, StartE
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         Err(error) => return Err(wrong(error.to_string())),
     };
-    let read =
-        yaml::parse(&text).and_then(agent_pools::read_providers).map_err(|at| wrong(at.to_string()))?;
+    let read = yaml::parse(&text).and_then(provider::read_providers).map_err(|at| wrong(at.to_string()))?;
     let own = config.state_dir.join("controller/providers");
     let provider = |(name, settings): (String, _)| {
         let made = Provider::new(&name, settings, programs, &own.join(&name));

@@ -23,11 +23,11 @@ use axum::response::Response;
 use parking_lot::Mutex;
 use tonic::Status;
 
-use super::sessions::Sessions;
 use super::{Refusal, Services};
 use crate::audit::{Audit, AuditEntry};
 use crate::queue::JobView;
 use crate::registry::Registry;
+use crate::sessions::Sessions;
 use crate::standby::Transfers;
 use crate::store::JobRecord;
 

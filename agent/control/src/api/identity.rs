@@ -4,13 +4,11 @@
 //! time is checked first: with a clock that is far off, the certificate would be useless.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use agent_identity::{Authority, CLOCK_TOLERANCE, Certified, IssueError, Subject, TokenKind};
+use agent_identity::{CLOCK_TOLERANCE, Certified, IssueError, Subject, TokenKind};
 use agent_model::words::count;
-use agent_model::{Code, Fault, JobId, NodeId, Principal, Role, Timestamp, UserName};
+use agent_model::{Code, Fault, NodeId, Principal, Role, Timestamp, UserName};
 use agent_proto::v1;
 use tonic::{Request, Response, Status};
 
@@ -18,7 +16,7 @@ use super::access::{About, Peer};
 use super::nodes::unknown_node;
 use super::pages::Page;
 use super::{Caller, Refusal, Services, invalid};
-use crate::queue::RemovedNode;
+use crate::members::{IdentityConfig, busy};
 use crate::registry::TokenRefused;
 use crate::store::TokenRecord;
 
@@ -26,33 +24,6 @@ use crate::store::TokenRecord;
 const HOUR: Duration = Duration::from_secs(3600);
 /// The longest time it may be valid.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// The authority that signs certificates, and how long they are valid.
-#[derive(Clone)]
-pub struct IdentityConfig {
-    /// The authority.
-    pub authority: Arc<Authority>,
-    /// The controller's address, which is given out with tokens: `https://host:port`.
-    pub address: String,
-    /// How long a node's certificate is valid.
-    pub node_life: Duration,
-    /// How long a user's certificate is valid.
-    pub user_life: Duration,
-}
-
-impl IdentityConfig {
-    /// The usual lifetimes of certificates.
-    pub fn new(authority: Arc<Authority>, address: String) -> IdentityConfig {
-        const DAY: Duration = Duration::from_secs(24 * 3600);
-        IdentityConfig { authority, address, node_life: DAY, user_life: DAY * 30 }
-    }
-}
-
-impl fmt::Debug for IdentityConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdentityConfig").field("address", &self.address).finish_non_exhaustive()
-    }
-}
 
 impl Services {
     fn identity(&self) -> Result<&IdentityConfig, Refusal> {
@@ -201,30 +172,11 @@ impl Services {
         if let Some(known) = known.filter(|known| !known.jobs.is_empty() && !asked.lose_jobs) {
             return Err(busy(&node, known.jobs.iter()).into());
         }
-        let (lost, was_known) = self.forget_node(&node, asked.lose_jobs, &by.to_string()).await?;
+        let (lost, was_known) = self.members.forget(&node, asked.lose_jobs, &by.to_string()).await?;
         if !was_known {
             return Err(unknown_node(&node).into());
         }
         Ok(v1::RemoveNodeResponse { jobs: lost.into_iter().map(String::from).collect() })
-    }
-
-    /// Revokes first its certificates, so that it cannot connect again; then removes the node, and its jobs count as
-    /// lost. Returns those, and whether anything was known of the node.
-    pub(crate) async fn forget_node(
-        &self,
-        node: &NodeId,
-        lose_jobs: bool,
-        by: &str,
-    ) -> Result<(Vec<JobId>, bool), Refusal> {
-        let was_member = self.gate.registry.remove_node(node, self.gate.clock.now()).await?;
-        self.gate.sessions.forget(node);
-        let had_tunnel = self.drop_tunnel(node).await?;
-        self.fanout.lock().forget(node);
-        match self.queue.remove_node(node, lose_jobs || was_member, by).await? {
-            RemovedNode::Done(jobs) => Ok((jobs, true)),
-            RemovedNode::Unknown => Ok((Vec::new(), was_member || had_tunnel)),
-            RemovedNode::Busy(jobs) => Err(busy(node, jobs.iter()).into()),
-        }
     }
 }
 
@@ -245,13 +197,6 @@ pub(super) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Faul
         }
         None => Ok(()),
     }
-}
-
-fn busy<'a>(node: &NodeId, jobs: impl Iterator<Item = &'a JobId>) -> Fault {
-    let jobs: Vec<&str> = jobs.map(JobId::as_str).collect();
-    Fault::new(Code::NodeBusy, format!("{node} still has jobs"))
-        .why(jobs.join(", "))
-        .fix(format!("let it run empty first: agentctl drain {node}; or take them for lost with --lose-jobs"))
 }
 
 fn life(seconds: u64) -> Duration {

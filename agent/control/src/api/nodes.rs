@@ -18,10 +18,10 @@ use tokio::time::{Instant, sleep_until};
 use tonic::{Request, Response, Status};
 
 use super::pages::Page;
-use super::sessions::{Twice, describe};
 use super::{Caller, Refusal, Services, invalid};
 use crate::queue::{DeclaredLost, JobView, Judgement, NodeState, Unproved, Wish, WishState};
 use crate::scheduler::used_by;
+use crate::sessions::{Twice, describe};
 use crate::store::Recovery;
 
 /// How long a node may take to do something with one of its environments.
@@ -538,7 +538,7 @@ impl v1::nodes_server::Nodes for Services {
         let caller = Caller::of(&request)?;
         let node: NodeId = request.into_inner().node.parse().map_err(Refusal::from)?;
         caller.concerns(format!("node {node}"));
-        Services::drop_tunnel(self, &node).await?;
+        self.members.drop_tunnel(&node).await?;
         Ok(Response::new(v1::DropTunnelResponse {}))
     }
 

@@ -15,7 +15,7 @@ const FAILED: usize = 1000;
 impl Services {
     pub(super) fn find_source(&self, request: &v1::FindPeerRequest) -> Result<v1::FindPeerResponse, Refusal> {
         let (node, tree): (NodeId, Digest) = (request.node.parse()?, request.tree.parse()?);
-        let mut fanout = self.fanout.lock();
+        let mut fanout = self.members.fanout.lock();
         let failed: Result<Vec<_>, Refusal> = request.failed.iter().take(FAILED).map(failed).collect();
         let failed = failed?;
         for (peer, what) in &failed {
@@ -47,7 +47,7 @@ impl Services {
 
     /// What others could not get from a node, for those who look at it.
     pub(super) fn source_faults(&self, node: &NodeId) -> Option<Finding> {
-        let faults = self.fanout.lock().faults(node, self.gate.clock.now());
+        let faults = self.members.fanout.lock().faults(node, self.gate.clock.now());
         let worst = faults.iter().map(|(failure, ..)| *failure).max()?;
         let told: Vec<String> = faults
             .iter()

@@ -15,7 +15,7 @@ const OPENS: Duration = Duration::from_secs(15);
 
 impl Services {
     fn tunnels(&self) -> Result<&Tunnels, Refusal> {
-        self.tunnels.as_ref().ok_or_else(|| {
+        self.members.tunnels.as_ref().ok_or_else(|| {
             Fault::new(Code::NoListener, "this controller serves its own machine alone")
                 .fix("set `listen: 0.0.0.0:7443` in its configuration and start it again")
                 .into()
@@ -24,13 +24,6 @@ impl Services {
 
     pub(super) async fn tunnel_key(&self) -> Result<String, Refusal> {
         Ok(self.tunnels()?.ask(TunnelRequest::Key).await.ok_or(Refusal::Stopping)??)
-    }
-
-    /// Returns whether there was one.
-    pub(super) async fn drop_tunnel(&self, node: &NodeId) -> Result<bool, Refusal> {
-        let Some(tunnels) = &self.tunnels else { return Ok(false) };
-        let drop = |answer| TunnelRequest::Drop(node.clone(), answer);
-        Ok(tunnels.ask(drop).await.ok_or(Refusal::Stopping)??)
     }
 
     pub(super) async fn keep_tunnel(&self, asked: v1::KeepTunnelRequest) -> Result<(), Refusal> {
@@ -60,7 +53,7 @@ impl Services {
         };
         // One that was open before stays: it may be open again.
         if known.is_none() {
-            self.drop_tunnel(&node).await?;
+            self.members.drop_tunnel(&node).await?;
         }
         Err(Fault::new(Code::HostLogin, format!("the controller has no tunnel to {spec}"))
             .why(why)
@@ -70,7 +63,7 @@ impl Services {
 
     /// The tunnel of a node, if it has one.
     pub(super) fn tunnel_of(&self, node: &NodeId) -> Option<v1::Tunnel> {
-        let kept = self.tunnels.as_ref()?.kept.borrow().get(node).cloned()?;
+        let kept = self.members.tunnels.as_ref()?.kept.borrow().get(node).cloned()?;
         Some(v1::Tunnel {
             through: kept.spec.to_string(),
             up: kept.state == TunnelState::Up,
@@ -84,7 +77,7 @@ impl Services {
 
     /// Those that are not open, for operators.
     pub(super) fn tunnels_down(&self) -> Vec<v1::Notice> {
-        let Some(tunnels) = &self.tunnels else { return Vec::new() };
+        let Some(tunnels) = &self.members.tunnels else { return Vec::new() };
         let down = |(node, KeptTunnel { spec, state }): (&NodeId, &KeptTunnel)| match state {
             TunnelState::Down { why } => Some(v1::Notice {
                 what: format!("the tunnel to {node} ({spec}) is down: {why}"),

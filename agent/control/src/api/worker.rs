@@ -20,13 +20,13 @@ use tonic::{Request, Response, Status, Streaming};
 use super::grants::Grants;
 use super::inside::ServeStream;
 use super::nodes::words;
-use super::sessions::{Process, Sessions, Speaker};
 use super::{Caller, Refusal, Services, invalid};
 use crate::archive::{Archive, ArchiveError, Channel};
 use crate::lease::{Desired, Order, Orders};
 use crate::pins;
 use crate::queue::{Held, OrdersReceiver, Queue, Report, Standing};
 use crate::registry::Registry;
+use crate::sessions::{Process, Sessions, Speaker};
 
 /// One Sync stream.
 struct Session {

@@ -13,21 +13,22 @@ mod prospects;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::provider::{
+    CreateMachine, Deadlines, DeleteMachine, Machine, MachinePriority, MachineState, Provider, ProviderError,
+};
 use agent_identity::TokenKind;
 use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
 use agent_model::{Code, Fault, NodeId, PoolName, Timestamp};
-use agent_pools::{
-    CreateMachine, Deadlines, DeleteMachine, Machine, MachinePriority, MachineState, Provider, ProviderError,
-};
 use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::plan::{self, Failing, MachineView, NodeView, PoolStep, PoolView};
-use super::{Ask, KeeperInbox};
-use crate::api::{Refusal, Services};
+use super::{Ask, KeeperInbox, Pools};
+use crate::members::{IdentityConfig, Members};
 use crate::queue::{NodeState, Outlook, Retirement};
+use crate::refusal::Refusal;
 use crate::scheduler::Size;
 use crate::store::{Document, MachineRecord, MachineStep, PoolRecord, SeenMachine, TokenRecord};
 use prospects::labels_of;
@@ -95,7 +96,9 @@ enum Called {
 
 /// See the module.
 pub(crate) struct Keeper {
-    services: Services,
+    handle: Pools,
+    members: Members,
+    identity: Option<IdentityConfig>,
     asks: mpsc::Receiver<Ask>,
     pools: BTreeMap<PoolName, PoolRecord>,
     machines: BTreeMap<NodeId, MachineRecord>,
@@ -107,9 +110,16 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn new(inbox: KeeperInbox, services: Services) -> Keeper {
+    pub(crate) fn new(
+        inbox: KeeperInbox,
+        handle: Pools,
+        members: Members,
+        identity: Option<IdentityConfig>,
+    ) -> Keeper {
         Keeper {
-            services,
+            handle,
+            members,
+            identity,
             asks: inbox.asks,
             pools: inbox.pools.into_iter().map(|pool| (pool.name.clone(), pool)).collect(),
             machines: inbox.machines.into_iter().map(|machine| (machine.name.clone(), machine)).collect(),
@@ -122,7 +132,7 @@ impl Keeper {
 
     /// Works until the queue ends.
     pub(crate) async fn run(mut self) {
-        let queue = self.services.queue.clone();
+        let queue = self.members.queue.clone();
         let mut rounds = interval(ROUND);
         rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -143,9 +153,9 @@ impl Keeper {
 
     /// Decides and acts once.
     async fn round(&mut self) -> Result<(), Refusal> {
-        let now = self.services.gate.clock.now();
+        let now = self.members.clock.now();
         let prospects = self.pools.values().flat_map(|pool| self.prospects(pool)).collect();
-        let outlook = self.services.queue.outlook(prospects).await?;
+        let outlook = self.members.queue.outlook(prospects).await?;
         self.look(outlook);
         self.list();
         for name in self.pools.keys().cloned().collect::<Vec<_>>() {
@@ -187,7 +197,7 @@ impl Keeper {
     }
 
     fn provider(&self, pool: &PoolName) -> Option<&Provider> {
-        self.services.pools.providers.get(&self.pools.get(pool)?.provider)
+        self.handle.providers.get(&self.pools.get(pool)?.provider)
     }
 
     fn join_within(&self, pool: &PoolName) -> Duration {
@@ -217,7 +227,7 @@ impl Keeper {
         MachineView {
             record,
             called: seen.is_some_and(|seen| seen.called),
-            member: self.services.gate.registry.has_node(&record.name),
+            member: self.members.registry.has_node(&record.name),
             node: self.nodes.get(&record.name).map(|node| NodeView {
                 silent: elapsed(seen.and_then(|seen| seen.silent_since)),
                 jobs: node.jobs.len(),
@@ -227,7 +237,7 @@ impl Keeper {
             }),
             used: seen.is_some_and(|seen| seen.used),
             gone: seen.is_some_and(|seen| {
-                let age = self.services.gate.clock.now().since(record.since);
+                let age = self.members.clock.now().since(record.since);
                 seen.missed >= MISSED && (seen.listed || age > LAG)
             }),
         }
@@ -246,7 +256,7 @@ impl Keeper {
                 self.set_step(&name, MachineStep::Leaving, why, now).await
             }
             PoolStep::Drain(name) => {
-                let drained = self.services.queue.set_eligibility(&name, EligibilityEvent::Drain, WHO).await;
+                let drained = self.members.queue.set_eligibility(&name, EligibilityEvent::Drain, WHO).await;
                 drained.map(drop).map_err(Refusal::from)
             }
             PoolStep::Retire(name) => self.retire(name, now).await,
@@ -256,12 +266,12 @@ impl Keeper {
                 Ok(())
             }
             PoolStep::Forget => {
-                self.services.queue.write(Vec::new(), vec![Document::name_of_pool(pool)]).await?;
+                self.members.queue.write(Vec::new(), vec![Document::name_of_pool(pool)]).await?;
                 self.pools.remove(pool);
                 self.known_pools.remove(pool);
-                self.services.pools.names.lock().remove(pool);
+                self.handle.names.lock().remove(pool);
                 tracing::info!(%pool, "removed pool");
-                self.services.queue.outlook(Vec::new()).await?;
+                self.members.queue.outlook(Vec::new()).await?;
                 Ok(())
             }
         }
@@ -288,7 +298,7 @@ impl Keeper {
 
     /// Writes a machine, then counts it as such.
     async fn keep(&mut self, machine: MachineRecord) -> Result<(), Refusal> {
-        self.services.queue.write(vec![Document::Machine(machine.clone())], Vec::new()).await?;
+        self.members.queue.write(vec![Document::Machine(machine.clone())], Vec::new()).await?;
         self.machines.insert(machine.name.clone(), machine);
         Ok(())
     }
@@ -304,10 +314,10 @@ impl Keeper {
         tracing::info!(machine = %name, from = machine.step.name(), to = to.name(), why, "moving machine");
         match to {
             MachineStep::Joined => {
-                self.services.gate.registry.revoke_for(name).await?;
+                self.members.registry.revoke_for(name).await?;
                 self.learn(&machine.pool, name).await?;
             }
-            MachineStep::Deleting => self.services.gate.registry.revoke_for(name).await?,
+            MachineStep::Deleting => self.members.registry.revoke_for(name).await?,
             _ => {}
         }
         self.keep(MachineRecord { step: to, since: now, why, ..machine }).await
@@ -334,7 +344,7 @@ impl Keeper {
             return Ok(());
         }
         pool.seen = seen;
-        let written = self.services.queue.write(vec![Document::Pool(pool.clone())], Vec::new()).await;
+        let written = self.members.queue.write(vec![Document::Pool(pool.clone())], Vec::new()).await;
         written.map_err(Refusal::from)
     }
 
@@ -342,7 +352,7 @@ impl Keeper {
     async fn create(&mut self, name: NodeId, now: Timestamp) -> Result<(), Refusal> {
         let Some(machine) = self.machines.get(&name) else { return Ok(()) };
         let Some(pool) = self.pools.get(&machine.pool) else { return Ok(()) };
-        let (pool, Some(identity)) = (pool.clone(), self.services.identity.clone()) else {
+        let (pool, Some(identity)) = (pool.clone(), self.identity.clone()) else {
             self.fail(
                 &machine.pool.clone(),
                 "the controller has no `listen` in its configuration".to_owned(),
@@ -365,7 +375,7 @@ impl Keeper {
             by: format!("pool {}", pool.name),
         };
         let fingerprint = identity.authority.fingerprint();
-        let issued = self.services.gate.registry.issue(TokenKind::Join, fingerprint, token, now).await;
+        let issued = self.members.registry.issue(TokenKind::Join, fingerprint, token, now).await;
         let (token, _) = issued.map_err(|_| no_chance())?;
         self.known_machines.entry(name.clone()).or_default().called = true;
         let call = async move {
@@ -407,7 +417,7 @@ impl Keeper {
         seen.asked = true;
         let silent = seen.silent_since.is_some_and(|since| since.elapsed() > LEAVES_WITHIN);
         let why = self.machines.get(&name).map(|machine| machine.why.clone()).unwrap_or_default();
-        match self.services.queue.retire(&name).await? {
+        match self.members.queue.retire(&name).await? {
             Retirement::Busy => {
                 self.known_machines.entry(name.clone()).or_default().asked = false;
                 self.set_step(&name, MachineStep::Joined, "it got a job".to_owned(), now).await
@@ -421,14 +431,14 @@ impl Keeper {
     async fn remove(&mut self, name: &NodeId, why: String, now: Timestamp) -> Result<(), Refusal> {
         // The record first: a machine that is no node any more must not be taken for one that is coming.
         self.set_step(name, MachineStep::Deleting, why, now).await?;
-        self.services.forget_node(name, true, WHO).await.map(drop)
+        self.members.forget(name, true, WHO).await.map(drop)
     }
 
     fn delete_at_provider(&mut self, name: NodeId) {
         let Some(machine) = self.machines.get(&name) else { return };
         let Some(provider) = self.provider(&machine.pool).cloned() else { return };
         let seen = self.known_machines.entry(name.clone()).or_default();
-        let now = self.services.gate.clock.now();
+        let now = self.members.clock.now();
         if seen.failing.as_ref().is_some_and(|failing| failing.again > now) {
             return;
         }
@@ -446,7 +456,7 @@ impl Keeper {
     /// Asks each provider what it has, when it is time.
     fn list(&mut self) {
         for (name, pool) in &self.pools {
-            let Some(provider) = self.services.pools.providers.get(&pool.provider).cloned() else { continue };
+            let Some(provider) = self.handle.providers.get(&pool.provider).cloned() else { continue };
             let known = self.known_pools.entry(name.clone()).or_default();
             let doubts = |machine: &MachineRecord| {
                 machine.pool == *name
@@ -468,11 +478,11 @@ impl Keeper {
 
     /// Takes in the end of a call.
     async fn take_in(&mut self, called: Called) -> Result<(), Refusal> {
-        let now = self.services.gate.clock.now();
+        let now = self.members.clock.now();
         match called {
             Called::Created(name, made) => self.created(name, made, now).await,
             Called::Deleted(name, Ok(())) => {
-                self.services.queue.write(Vec::new(), vec![Document::name_of_machine(&name)]).await?;
+                self.members.queue.write(Vec::new(), vec![Document::name_of_machine(&name)]).await?;
                 tracing::info!(machine = %name, "removed machine");
                 self.machines.remove(&name);
                 Ok(())

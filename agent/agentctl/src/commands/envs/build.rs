@@ -14,7 +14,6 @@ use serde_json::json;
 use crate::cli::EnvBuildArgs;
 use crate::client::{Client, Target};
 use crate::commands::follow::{Ended, Wants, follow};
-use crate::commands::submit;
 use crate::failure::{DETACHED, Failure};
 use crate::output::Output;
 use crate::prepare::{Care, Changes, Plan};
@@ -34,7 +33,7 @@ pub(super) async fn build(
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
     let spec = plan.ship(&client.blobs(), &never, Care::Usual, output).await?;
-    let job = Box::pin(submit::enqueue(&client, spec, hint, output)).await?;
+    let job = Box::pin(client.enqueue(spec, hint, output)).await?;
     output.note(&format!("job:  {job}"));
     let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0, rank: 0 };
     let ended = match follow(&client, &job, wants, output).await? {

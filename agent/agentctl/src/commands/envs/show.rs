@@ -4,7 +4,7 @@ use agent_jobfile::condafile::{Lock, parse_lock};
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::json;
 
-use super::{KeptEnvironment, found, text};
+use super::{KeptEnvironment, found};
 use crate::cli::EnvArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
@@ -20,11 +20,11 @@ pub(super) async fn show(args: &EnvArgs, to: Option<&Target>, output: &mut Outpu
     let one = found(&client, args).await?;
     let lock = match one.lock {
         // A lock of a later release is shown as far as it is understood.
-        Some(digest) => parse_lock(&text(&client, digest).await?).ok(),
+        Some(digest) => parse_lock(&client.text(digest).await?).ok(),
         None => None,
     };
     let log = match one.log {
-        Some(digest) => text(&client, digest).await?,
+        Some(digest) => client.text(digest).await?,
         None => String::new(),
     };
     let packages = lock.as_ref().map(packages).unwrap_or_default();

@@ -17,6 +17,9 @@
 //! whoever reads meanwhile finds the old one or the new one. What is written depends on the job alone, so the same job written
 //! again changes nothing. A value is written with as many digits as it takes to read the same number.
 
+mod registry;
+mod traces;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,7 +30,6 @@ use serde_json::{Value, json};
 
 use super::names;
 use super::recorded::{MetricValue, RecordedRun, Recording};
-use super::{registry, traces};
 
 /// The tag that makes a run one of another.
 const PARENT: &str = "mlflow.parentRunId";

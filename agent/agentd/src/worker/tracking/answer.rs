@@ -148,6 +148,24 @@ impl<'de> Deserialize<'de> for Float {
     }
 }
 
+/// A metric as clients send it.
+#[derive(Deserialize)]
+pub(super) struct Metric {
+    pub(super) key: String,
+    pub(super) value: Float,
+    #[serde(default)]
+    pub(super) timestamp: Integer,
+    #[serde(default)]
+    pub(super) step: Integer,
+    /// The model that was measured, and the data set used for that.
+    #[serde(default)]
+    pub(super) model_id: String,
+    #[serde(default)]
+    pub(super) dataset_name: String,
+    #[serde(default)]
+    pub(super) dataset_digest: String,
+}
+
 /// A key and a text; the same shape for parameters and tags.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

@@ -39,8 +39,8 @@ pub(super) struct Artifacts {
 type ArtifactPath = Vec<String>;
 
 impl Artifacts {
-    pub(super) fn new(root: PathBuf) -> Artifacts {
-        Artifacts { root }
+    pub(super) fn of(run: &Run) -> Artifacts {
+        Artifacts { root: run.facts.artifacts.clone() }
     }
 
     /// The entries of a folder of the run with this label; each path begins with `shown`.
@@ -222,7 +222,7 @@ async fn place(run: &Arc<Run>, address: &str) -> Result<ArtifactPath, Refusal> {
 pub(super) async fn put(Caller(run): Caller, Path(address): Path<String>, request: Request) -> Answer {
     let _turn = run.file_turn().await?;
     let place = place(&run, &address).await?;
-    let artifacts = run.artifacts.clone();
+    let artifacts = Artifacts::of(&run);
     let mut upload = blocking("the artifact cannot be stored", move || artifacts.create(&place)).await?;
     let fail = |error| Refusal::disk("the artifact cannot be stored", &error);
     let Some(file) = upload.file.take() else { return Err(fail(ErrorKind::NotFound.into())) };
@@ -242,7 +242,7 @@ pub(super) async fn put(Caller(run): Caller, Path(address): Path<String>, reques
 pub(super) async fn fetch(Caller(run): Caller, Path(address): Path<String>) -> Result<Response, Refusal> {
     let turn = run.file_turn().await?;
     let place = place(&run, &address).await?;
-    let artifacts = run.artifacts.clone();
+    let artifacts = Artifacts::of(&run);
     let opened = blocking("the artifact cannot be read", move || match artifacts.open(&place) {
         Err(error) if is_absence(&error) => Ok(None),
         other => other.and_then(|file| Ok(Some((file.metadata()?.len(), file)))),
@@ -263,7 +263,7 @@ pub(super) async fn fetch(Caller(run): Caller, Path(address): Path<String>) -> R
 pub(super) async fn delete(Caller(run): Caller, Path(address): Path<String>) -> Answer {
     let _turn = run.file_turn().await?;
     let place = place(&run, &address).await?;
-    let artifacts = run.artifacts.clone();
+    let artifacts = Artifacts::of(&run);
     let remove = move || match artifacts.remove(&place) {
         Err(error) if is_absence(&error) => Ok(()),
         other => other,
@@ -282,7 +282,7 @@ pub(super) struct List {
 pub(super) async fn list(Caller(run): Caller, Asked(asked): Asked<List>) -> Answer {
     let _turn = run.file_turn().await?;
     let place = place(&run, &asked.path).await?;
-    let artifacts = run.artifacts.clone();
+    let artifacts = Artifacts::of(&run);
     let is_root = place.is_empty();
     let listed = agent_blocking::spawn_blocking(move || artifacts.list("", &join(&place), ""));
     let mut files =

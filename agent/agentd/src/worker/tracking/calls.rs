@@ -11,7 +11,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Caller;
-use super::answer::{self, Answer, Asked, Float, Integer, Pair, Refusal, moment};
+use super::answer::{self, Answer, Asked, Integer, Metric, Pair, Refusal, moment};
+use super::artifacts::Artifacts;
 use super::models;
 use super::run::{self, OpenRun, Run, tag};
 use super::search::{self, Filter, Searched, SortKey};
@@ -121,24 +122,6 @@ async fn set_lifecycle(run: Arc<Run>, which: Which, stage: &'static str) -> Answ
         Ok(Json(json!({})))
     })
     .await
-}
-
-/// A metric as clients send it.
-#[derive(Deserialize)]
-pub(super) struct Metric {
-    pub(super) key: String,
-    pub(super) value: Float,
-    #[serde(default)]
-    pub(super) timestamp: Integer,
-    #[serde(default)]
-    pub(super) step: Integer,
-    /// The model that was measured, and the data set used for that.
-    #[serde(default)]
-    pub(super) model_id: String,
-    #[serde(default)]
-    pub(super) dataset_name: String,
-    #[serde(default)]
-    pub(super) dataset_digest: String,
 }
 
 #[derive(Deserialize)]
@@ -563,7 +546,7 @@ pub(super) async fn list_artifacts(Caller(run): Caller, Asked(asked): Asked<List
     run.with(move |open| {
         let label = open.label(asked.which.id())?;
         let root_uri = open.run.artifact_uri(asked.which.id());
-        let mut files = open.run.artifacts.list(&label, &asked.path, &asked.path)?;
+        let mut files = Artifacts::of(open.run).list(&label, &asked.path, &asked.path)?;
         if label.is_empty() && asked.path.is_empty() {
             open.hide_folders_of_others(&mut files)?;
         }

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Caller;
-use super::answer::{self, Answer, Asked, Integer, Pair, Refusal, number};
-use super::calls::Metric;
+use super::answer::{self, Answer, Asked, Integer, Metric, Pair, Refusal, number};
+use super::artifacts::Artifacts;
 use super::run::{MODEL, OpenRun};
 use super::search::{self, Filter, Searched, SortKey};
 
@@ -232,7 +232,7 @@ pub(super) async fn directory(
     run.with(move |open| {
         let model = model(open, &id)?;
         let path = asked.artifact_directory_path;
-        let files = open.run.artifacts.list(&format!("models/{id}"), &path, &path)?;
+        let files = Artifacts::of(open.run).list(&format!("models/{id}"), &path, &path)?;
         Ok(Json(json!({ "root_uri": model["info"]["artifact_uri"], "files": files })))
     })
     .await

@@ -11,7 +11,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::TrackedRun;
 use super::answer::{self, Identity, Refusal};
-use super::artifacts::Artifacts;
 use super::book::{self, Book, Data, History, Point, RUN};
 
 /// The separator between the id of the job's run and the label of another run.
@@ -32,7 +31,6 @@ const MAX_LABEL: usize = 48;
 pub(super) struct Run {
     pub(super) facts: TrackedRun,
     pub(super) experiment_id: String,
-    pub(super) artifacts: Artifacts,
     clock: Arc<dyn Clock>,
     started: Timestamp,
     book: Mutex<Book>,
@@ -74,7 +72,6 @@ impl Run {
     pub(super) fn new(facts: TrackedRun, clock: Arc<dyn Clock>, threads: Arc<Semaphore>) -> Run {
         Run {
             experiment_id: super::experiment_id(&facts.experiment),
-            artifacts: Artifacts::new(facts.artifacts.clone()),
             started: clock.now(),
             book: Mutex::new(Book::new(facts.tracking_file.clone(), facts.tracking_stream.clone())),
             book_turn: Turn::of(1),

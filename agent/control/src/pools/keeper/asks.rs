@@ -6,8 +6,8 @@ use agent_model::machine::Liveness;
 use agent_model::{Code, Fault, NodeId, PoolName, Timestamp};
 
 use super::{IDLE, Keeper};
-use crate::api::{Refusal, invalid};
 use crate::pools::{Ask, MachineReport, PoolChange, PoolReport};
+use crate::refusal::{Refusal, invalid};
 use crate::store::{Document, MachineRecord, MachineStep, Notice, PoolRecord};
 
 impl Keeper {
@@ -22,11 +22,11 @@ impl Keeper {
 
     /// Makes a pool, or changes one.
     async fn set(&mut self, change: PoolChange) -> Result<PoolReport, Refusal> {
-        let now = self.services.gate.clock.now();
+        let now = self.members.clock.now();
         let before = self.pools.get(&change.name).cloned();
         let pool = changed(before, change, now)?;
-        if !self.services.pools.providers.contains_key(&pool.provider) {
-            let names: Vec<&str> = self.services.pools.providers().map(String::as_str).collect();
+        if !self.handle.providers.contains_key(&pool.provider) {
+            let names: Vec<&str> = self.handle.providers().map(String::as_str).collect();
             let fault =
                 Fault::new(Code::NotKnownHere, format!("there is no provider `{}` here", pool.provider));
             return Err(match names[..] {
@@ -36,15 +36,15 @@ impl Keeper {
             .fix("add it under `providers` in the controller's configuration, and restart the daemon there")
             .into());
         }
-        if self.services.identity.is_none() {
+        if self.identity.is_none() {
             let fault = Fault::new(Code::NoListener, "this controller serves its own machine alone");
             return Err(fault
                 .fix("set `listen: 0.0.0.0:7443` in its configuration and start it again")
                 .into());
         }
-        self.services.queue.write(vec![Document::Pool(pool.clone())], Vec::new()).await?;
+        self.members.queue.write(vec![Document::Pool(pool.clone())], Vec::new()).await?;
         let name = pool.name.clone();
-        self.services.pools.names.lock().insert(name.clone());
+        self.handle.names.lock().insert(name.clone());
         // A change may be the remedy.
         let known = self.known_pools.entry(name.clone()).or_default();
         (known.failing, known.unlisted) = (None, None);
@@ -57,9 +57,9 @@ impl Keeper {
 
     async fn delete(&mut self, name: &PoolName) -> Result<Vec<NodeId>, Refusal> {
         let pool = self.pools.get(name).cloned().ok_or_else(|| unknown_pool(name))?;
-        let now = self.services.gate.clock.now();
+        let now = self.members.clock.now();
         let pool = PoolRecord { deleting: true, modified_at: now, ..pool };
-        self.services.queue.write(vec![Document::Pool(pool.clone())], Vec::new()).await?;
+        self.members.queue.write(vec![Document::Pool(pool.clone())], Vec::new()).await?;
         self.pools.insert(name.clone(), pool);
         self.round().await?;
         Ok(self.machines_of(name).map(|machine| machine.name.clone()).collect())

@@ -14,9 +14,9 @@ use std::io;
 
 use serde_json::{Map, Value, json};
 
-use super::filestore::{ExportedJob, JOB, describe_as, write_texts};
-use super::names;
-use super::recorded::Recording;
+use super::super::names;
+use super::super::recorded::Recording;
+use super::{ExportedJob, JOB, describe_as, write_texts};
 
 /// The name of the description of a trace.
 const INFO: &str = "trace_info.yaml";

@@ -23,7 +23,7 @@ struct Bed {
 impl Bed {
     fn new(case: &str, deadline: Duration) -> Bed {
         let home = tempfile::tempdir().unwrap();
-        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/src/liar.py");
+        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/src/provider/liar.py");
         let config = ProviderConfig {
             program: program.to_owned(),
             node: NodeShape { slots: Some(agent_model::node::Slots::Number(2)), ..NodeShape::default() },

@@ -9,12 +9,12 @@ use agent_model::Timestamp;
 use agent_proto::Unwritten;
 use tonic::metadata::MetadataMap;
 
-use crate::output::text::{ago, moment};
+use super::text::{ago, moment};
 
 static SAID: Mutex<Option<Unwritten>> = Mutex::new(None);
 
 /// Takes note of an answer.
-pub(super) fn note(metadata: &MetadataMap) {
+pub(crate) fn note(metadata: &MetadataMap) {
     *SAID.lock().unwrap_or_else(PoisonError::into_inner) = Unwritten::of(metadata);
 }
 

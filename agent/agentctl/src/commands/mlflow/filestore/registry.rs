@@ -8,9 +8,9 @@ use std::{fs, io};
 
 use serde_json::{Value, json};
 
-use super::filestore::{ExportedJob, JOB, describe, pairs, write_texts};
-use super::names;
-use super::recorded::Recording;
+use super::super::names;
+use super::super::recorded::Recording;
+use super::{ExportedJob, JOB, describe, pairs, write_texts};
 
 /// Writes the models that the job registered.
 pub(super) fn write(entry: &ExportedJob<'_>, recording: &Recording) -> io::Result<()> {

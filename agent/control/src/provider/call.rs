@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::{Machine, MachineState, Provider, ProviderError};
+use super::{Machine, MachineState, Provider, ProviderError};
 
 /// The most output that is kept, in bytes; whoever writes more is killed.
 pub(crate) const MOST: usize = 1 << 20;

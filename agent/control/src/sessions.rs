@@ -21,15 +21,15 @@ const GONE_AFTER: Duration = Duration::from_secs(11);
 /// How long a refused machine is reported after its last attempt.
 const TOLD: Duration = Duration::from_secs(600);
 /// A smaller difference of clocks is not reported.
-pub(super) const SKEW: Duration = Duration::from_secs(5);
+pub(crate) const SKEW: Duration = Duration::from_secs(5);
 
 /// One process of a node, as it names itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Process {
-    pub(super) session: String,
-    pub(super) boot_id: String,
+pub(crate) struct Process {
+    pub(crate) session: String,
+    pub(crate) boot_id: String,
     /// Its address; empty for this machine.
-    pub(super) from: String,
+    pub(crate) from: String,
 }
 
 #[derive(Debug)]
@@ -43,10 +43,10 @@ struct Live {
 
 /// Two processes that claimed one node at the same time.
 #[derive(Debug, Clone)]
-pub(super) struct Twice {
-    pub(super) node: NodeId,
-    pub(super) first: Process,
-    pub(super) second: Process,
+pub(crate) struct Twice {
+    pub(crate) node: NodeId,
+    pub(crate) first: Process,
+    pub(crate) second: Process,
     at: Instant,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Sessions(Arc<Mutex<State>>);
 
 /// The right to speak for a node, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Speaker {
+pub(crate) struct Speaker {
     sessions: Sessions,
     node: NodeId,
     number: u64,
@@ -84,7 +84,7 @@ impl Drop for Speaker {
 
 impl Speaker {
     /// The process was heard.
-    pub(super) fn heard(&self, clock: Timestamp, now: Timestamp) {
+    pub(crate) fn heard(&self, clock: Timestamp, now: Timestamp) {
         let mut state = self.sessions.0.lock();
         if let Some(live) = state.live.get(&self.node).filter(|live| live.number == self.number) {
             live.heard.send_replace(Instant::now());
@@ -98,7 +98,7 @@ impl Speaker {
 
 impl Sessions {
     /// Speaks for a node from now on, unless another process does.
-    pub(super) async fn speak(&self, node: &NodeId, process: Process) -> Result<Speaker, Fault> {
+    pub(crate) async fn speak(&self, node: &NodeId, process: Process) -> Result<Speaker, Fault> {
         let came = Instant::now();
         while let Some((first, mut heard)) = self.other(node, &process) {
             tokio::select! {
@@ -114,7 +114,7 @@ impl Sessions {
     }
 
     /// Speaks for a node from now on, in place of any other process.
-    pub(super) fn take(&self, node: &NodeId, process: Process) -> Speaker {
+    pub(crate) fn take(&self, node: &NodeId, process: Process) -> Speaker {
         let mut state = self.0.lock();
         state.number += 1;
         let number = state.number;
@@ -127,12 +127,12 @@ impl Sessions {
     }
 
     /// A node of this machine was refused, because a machine that joined has its name.
-    pub(super) fn refuse_own(&self, node: &NodeId) {
+    pub(crate) fn refuse_own(&self, node: &NodeId) {
         self.0.lock().refused.insert(node.clone(), Instant::now());
     }
 
     /// Those that were refused a short while ago.
-    pub(super) fn refused(&self) -> Vec<NodeId> {
+    pub(crate) fn refused(&self) -> Vec<NodeId> {
         let mut state = self.0.lock();
         state.refused.retain(|_, at| at.elapsed() < TOLD);
         state.refused.keys().cloned().collect()
@@ -159,32 +159,32 @@ impl Sessions {
     }
 
     /// Whether a process may speak for a node beside its stream: no other process does.
-    pub(super) fn may_speak(&self, node: &NodeId, session: &str) -> bool {
+    pub(crate) fn may_speak(&self, node: &NodeId, session: &str) -> bool {
         let state = self.0.lock();
         state.live.get(node).is_none_or(|live| live.process.session == session)
             && state.twice.get(node).is_none_or(|twice| twice.second.session != session)
     }
 
     /// Whether a process speaks for a node now.
-    pub(super) fn is_live(&self, node: &NodeId) -> bool {
+    pub(crate) fn is_live(&self, node: &NodeId) -> bool {
         self.0.lock().live.contains_key(node)
     }
 
     /// The nodes that two processes claimed at the same time lately.
-    pub(super) fn twice(&self) -> Vec<Twice> {
+    pub(crate) fn twice(&self) -> Vec<Twice> {
         let mut state = self.0.lock();
         state.twice.retain(|_, twice| twice.at.elapsed() < TOLD);
         state.twice.values().cloned().collect()
     }
 
     /// By how many milliseconds the clock of a node is ahead of this one, where that is too much.
-    pub(super) fn skew(&self, node: &NodeId) -> Option<i64> {
+    pub(crate) fn skew(&self, node: &NodeId) -> Option<i64> {
         let ahead = *self.0.lock().ahead.get(node)?;
         (u128::from(ahead.unsigned_abs()) > SKEW.as_millis()).then_some(ahead)
     }
 
     /// The node was removed.
-    pub(super) fn forget(&self, node: &NodeId) {
+    pub(crate) fn forget(&self, node: &NodeId) {
         let mut state = self.0.lock();
         state.twice.remove(node);
         state.refused.remove(node);
@@ -192,7 +192,7 @@ impl Sessions {
     }
 }
 
-pub(super) fn describe(process: &Process) -> String {
+pub(crate) fn describe(process: &Process) -> String {
     let short = |text: &str| text.chars().take(8).collect::<String>();
     let from = if process.from.is_empty() { "this machine" } else { process.from.as_str() };
     format!("boot {}, session {}, from {from}", short(&process.boot_id), short(&process.session))

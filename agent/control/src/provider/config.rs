@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn test_the_providers_of_the_guide_are_read() {
-        let guides = [include_str!("../../docs/providers.md"), include_str!("../../docs/pools.md")];
+        let guides = [include_str!("../../../docs/providers.md"), include_str!("../../../docs/pools.md")];
         let blocks = guides.iter().flat_map(|guide| guide.split("```yaml\n").skip(1));
         let texts = blocks.filter_map(|rest| rest.split("```").next());
         let all: BTreeMap<String, ProviderConfig> =

@@ -238,7 +238,7 @@ pub mod fuzz {
 
     /// Understands an answer, as that to each of the verbs; whether it is one to any.
     pub fn answer(output: &[u8]) -> bool {
-        let answer = crate::call::answer_of(output, ExitStatus::default(), String::new());
+        let answer = super::call::answer_of(output, ExitStatus::default(), String::new());
         answer.is_ok_and(|answer| answer.id().is_ok() | answer.machines().is_ok())
     }
 }
