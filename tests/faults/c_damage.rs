@@ -10,8 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agent_model::JobDraft;
 use agent_tests::chance::Chance;
-use agent_tests::client::is_over;
+use agent_tests::client::{Client, is_over};
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::queue::said;
 use agent_tests::table::{Row, Scale, Tally};
@@ -185,13 +186,26 @@ fn after_harm(bed: &mut Bed, live: bool, chance: &mut Chance) -> Result<Came, St
     let mut came = Vec::new();
     if live {
         std::thread::sleep(chance.millis(0, 2500));
-        // Alive it is asked before and after: what it has in memory must not hide what the disk has lost.
-        let next = bed.fleet.client.run("echo next");
+        // Alive it is asked before and after: what it has in memory must not hide what the disk has lost. One that can
+        // read its database no more refuses new jobs, says so, and mends it when it starts.
+        let draft = JobDraft { command: "echo next".to_owned(), ..JobDraft::default() };
+        let id = Client::request_id();
         let soon = Duration::from_secs(10);
-        if within(soon, || is_over(&bed.fleet.client.job(&next)).then_some(())).is_none() {
-            // It may need an environment that is made anew as soon as nobody uses it.
-            fs::write(&bed.go, "").expect("the sign to end");
-            bed.fleet.client.ended(&next);
+        match within(soon, || bed.fleet.client.try_submit(&id, &draft).ok()) {
+            Some(next) => {
+                if within(soon, || is_over(&bed.fleet.client.job(&next)).then_some(())).is_none() {
+                    // It may need an environment that is made anew as soon as nobody uses it.
+                    fs::write(&bed.go, "").expect("the sign to end");
+                    bed.fleet.client.ended(&next);
+                }
+            }
+            None => {
+                let refused = bed.fleet.client.try_submit(&id, &draft).expect_err("it refused before");
+                if !refused.message().contains("the controller could not") {
+                    return Err(format!("it takes no job, and does not say why: {refused:?}"));
+                }
+                came.push(Came::Told);
+            }
         }
         came.push(bed.kept()?);
     }
