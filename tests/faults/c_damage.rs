@@ -186,8 +186,8 @@ fn after_harm(bed: &mut Bed, live: bool, chance: &mut Chance) -> Result<Came, St
     let mut came = Vec::new();
     if live {
         std::thread::sleep(chance.millis(0, 2500));
-        // Alive it is asked before and after: what it has in memory must not hide what the disk has lost. One that can
-        // read its database no more refuses new jobs, says so, and mends it when it starts.
+        // Alive it is asked before and after: what it has in memory must not hide what the disk has lost. One whose
+        // database was harmed refuses new jobs, says so and ends; the next start mends it.
         let draft = JobDraft { command: "echo next".to_owned(), ..JobDraft::default() };
         let id = Client::request_id();
         let soon = Duration::from_secs(10);
@@ -201,7 +201,9 @@ fn after_harm(bed: &mut Bed, live: bool, chance: &mut Chance) -> Result<Came, St
             }
             None => {
                 let refused = bed.fleet.client.try_submit(&id, &draft).expect_err("it refused before");
-                if !refused.message().contains("the controller could not") {
+                let ended = bed.fleet.controller.ended().is_some()
+                    && bed.fleet.controller.log().contains("harmed while it was open");
+                if !ended && !refused.message().contains("the controller could not") {
                     return Err(format!("it takes no job, and does not say why: {refused:?}"));
                 }
                 came.push(Came::Told);

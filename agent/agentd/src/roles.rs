@@ -305,7 +305,7 @@ async fn start_controller(
         .spawn_again(TaskKind::Upkeep, "controller pulse", move || follow(rounds.clone(), pulse.clone()));
     let listener = socket::listen(config)?;
     let stop = supervisor.stopping(TaskKind::Controller);
-    supervisor.spawn_infallible(TaskKind::Controller, "controller", controller.run(stop.cancelled_owned()));
+    supervisor.spawn(TaskKind::Controller, "controller", controller.run(stop.cancelled_owned()));
     let server = socket::server(routes);
     if let Some((place, identity)) = config.listen.as_ref().zip(identity) {
         listener::serve(place, identity, config, clock, supervisor, server.clone()).await?;

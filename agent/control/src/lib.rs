@@ -68,7 +68,7 @@ use futures_util::future::BoxFuture;
 pub use api::{LogIntake, Operators, Peer, hide_what_it_does};
 pub use members::IdentityConfig;
 use provider::Provider;
-pub use queue::Work;
+pub use queue::{HarmedDatabase, Work};
 pub use scheduler::{UserLimits, used_by};
 pub use standby::{ControllerStops, ShutdownPlan, Standby};
 use store::{Loaded, Store};
@@ -311,11 +311,14 @@ impl Controller {
     }
 
     /// Works until `shutdown`, then writes all unwritten changes and ends all streams.
-    pub fn run(self, shutdown: impl Future<Output = ()> + Send + 'static) -> BoxFuture<'static, ()> {
+    pub fn run(
+        self,
+        shutdown: impl Future<Output = ()> + Send + 'static,
+    ) -> BoxFuture<'static, Result<(), HarmedDatabase>> {
         self.work_until(shutdown.boxed())
     }
 
-    fn work_until(self, shutdown: BoxFuture<'static, ()>) -> BoxFuture<'static, ()> {
+    fn work_until(self, shutdown: BoxFuture<'static, ()>) -> BoxFuture<'static, Result<(), HarmedDatabase>> {
         async move {
             // The others end with the queue.
             let queue = self.services.queue.clone();
@@ -332,8 +335,10 @@ impl Controller {
             let (seen, reused) = (self.services.clone(), self.services.clone());
             let aging = aging::run(self.services, self.keep_records);
             let (observed, reused) = (seen.observe_again(), reused.check_reuse());
-            tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check, observed, reused);
+            let (ended, ..) =
+                tokio::join!(self.task.run(shutdown), self.keeper.run(), aging, check, observed, reused);
             self.store.close().await;
+            ended
         }
         .boxed()
     }

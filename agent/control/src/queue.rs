@@ -46,6 +46,8 @@ use publisher::Publisher;
 const LAZY: Duration = Duration::from_secs(1);
 /// The wait before a failed commit is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// How long commits may fail on a harmed database before the controller ends.
+const HARMED: Duration = Duration::from_secs(2);
 /// The longest the task sleeps while a date or the end of a lease is awaited.
 const AWAKE: Duration = Duration::from_secs(5);
 /// Messages that may wait for the task.
@@ -173,6 +175,8 @@ pub(crate) struct Task {
     flush: Option<Instant>,
     /// Set while commits fail.
     stall: Arc<Mutex<Option<Stall>>>,
+    /// Since when the database takes nothing because its content was harmed.
+    harmed: Option<Instant>,
     /// See [`Queue::reuse_candidates`].
     candidates: watch::Sender<Vec<ReuseCandidate>>,
 }
@@ -227,7 +231,7 @@ pub(crate) fn queue(
     let stall = Arc::default();
     let (candidates, found) = watch::channel(Vec::new());
     let queue = Queue { requests: sender, stall: Arc::clone(&stall), candidates: found };
-    (queue, Task { publisher, requests, store, clock, flush: None, stall, candidates })
+    (queue, Task { publisher, requests, store, clock, flush: None, stall, harmed: None, candidates })
 }
 
 impl Queue {
@@ -495,14 +499,20 @@ async fn similar(store: &dyn Store, step: &ReuseRecord) -> Result<Similar, Store
     })
 }
 
+/// The controller ended because its database was harmed while it was open.
+#[derive(Debug, thiserror::Error)]
+#[error("the controller's database was harmed while it was open; it is mended at the next start")]
+pub struct HarmedDatabase;
+
 impl Task {
     /// The names of data, for whoever reads them.
     pub(crate) fn names(&self) -> Register {
         self.publisher.book.names()
     }
 
-    /// Works until `shutdown`, then writes all unwritten changes.
-    pub(crate) async fn run(mut self, shutdown: impl Future<Output = ()>) {
+    /// Works until `shutdown`, then writes all unwritten changes; or until the database is so harmed that only opening
+    /// it anew helps. What was acknowledged is in its second copy then.
+    pub(crate) async fn run(mut self, shutdown: impl Future<Output = ()>) -> Result<(), HarmedDatabase> {
         let mut shutdown = pin!(shutdown);
         let mut batch = Vec::new();
         loop {
@@ -518,9 +528,13 @@ impl Task {
                 () = sleep_until(alarm.unwrap_or_else(Instant::now)), if alarm.is_some() => {}
             }
             self.turn(&mut batch).await;
+            if self.harmed.is_some_and(|since| since.elapsed() >= HARMED) {
+                return Err(HarmedDatabase);
+            }
         }
         self.publisher.book.hurry();
         self.turn(&mut Vec::new()).await;
+        Ok(())
     }
 
     /// When to apply the rules again without a message.
@@ -633,6 +647,7 @@ impl Task {
         if let Err(error) = written {
             tracing::error!(error = &error as &dyn std::error::Error, "cannot commit: trying again soon");
             self.flush = Some(Instant::now() + AGAIN);
+            self.harmed = error.is_harm().then(|| self.harmed.unwrap_or_else(Instant::now));
             let why = match error {
                 StoreError::Moved { .. } => AskError::Moved,
                 _ if error.is_full() => AskError::DiskFull,
@@ -643,7 +658,7 @@ impl Task {
             *stall = Some(Stall { since: stall.map_or(since, |stall| stall.since), why });
             return Err(why);
         }
-        (self.flush, *self.stall.lock()) = (None, None);
+        (self.flush, self.harmed, *self.stall.lock()) = (None, None, None);
         self.publisher.book.show_names(); // whoever sees that a job ended sees its outputs' names
         self.publisher.publish(); // watchers see how a job ended before it leaves the book
         self.publisher.book.retire();

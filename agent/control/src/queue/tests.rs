@@ -13,6 +13,7 @@ use crate::store::{self, Among, Changes, Event, Recovery, StoreError};
 struct Moody {
     inner: Arc<dyn Store>,
     refuses: AtomicBool,
+    is_harmed: AtomicBool,
     commits: AtomicUsize,
 }
 
@@ -26,6 +27,9 @@ impl Store for Moody {
         if self.refuses.load(Ordering::SeqCst) {
             let source = sqlx::Error::Io(std::io::ErrorKind::StorageFull.into());
             return Err(StoreError::Commit { jobs: changes.jobs.len(), events: 0, full: true, source });
+        }
+        if self.is_harmed.load(Ordering::SeqCst) {
+            return Err(StoreError::Behind);
         }
         self.inner.commit(changes).await
     }
@@ -69,10 +73,15 @@ impl Store for Moody {
     }
 }
 
-async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
+async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<Result<(), HarmedDatabase>>) {
     let inner = store::open(&dir.join("db"), &dir.join("archive")).await.unwrap();
     let loaded = inner.load().await.unwrap();
-    let store = Arc::new(Moody { inner, refuses: AtomicBool::new(false), commits: AtomicUsize::new(0) });
+    let store = Arc::new(Moody {
+        inner,
+        refuses: AtomicBool::new(false),
+        is_harmed: AtomicBool::new(false),
+        commits: AtomicUsize::new(0),
+    });
     let clock = Arc::new(ManualClock::new(Timestamp(1000)));
     let (contact, terms) = (Duration::from_secs(15), Terms::default());
     let (queue, task) = queue(loaded, contact, terms, UserLimits::default(), 7, store.clone(), clock);
@@ -174,4 +183,18 @@ async fn test_queue_says_when_it_stopped() {
     assert!(watch.changed().await.is_err());
     assert_eq!(queue.flush().await, Err(AskError::Stopping));
     queue.closed().await;
+}
+
+#[tokio::test]
+async fn test_a_controller_ends_when_its_database_was_harmed_and_not_when_its_disk_is_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let (queue, store, mut tasks) = start(dir.path()).await;
+    store.refuses.store(true, Ordering::SeqCst);
+    assert_eq!(queue.submit(submission("a")).await.unwrap_err(), AskError::DiskFull);
+    assert!(tokio::time::timeout(HARMED * 2, tasks.join_next()).await.is_err(), "a full disk can be mended");
+    store.refuses.store(false, Ordering::SeqCst);
+    store.is_harmed.store(true, Ordering::SeqCst);
+    assert_eq!(queue.submit(submission("b")).await.unwrap_err(), AskError::NotWritten);
+    let ended = tokio::time::timeout(Duration::from_secs(60), tasks.join_next()).await.expect("it ends");
+    assert!(matches!(ended, Some(Ok(Err(HarmedDatabase)))), "{ended:?}");
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use agent_model::words::count;
 
 use super::Changes;
+use super::file::is_malformed;
 
 /// Which access to the controller's database failed.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,10 @@ pub enum StoreError {
     },
     #[error("{} was removed or replaced while it was open, and could not be written back", path.display())]
     Moved { path: PathBuf, source: sqlx::Error },
+    #[error(
+        "the controller's database lacks commits that were made: it goes back to an earlier state of itself"
+    )]
+    Behind,
     #[error("another controller has taken over the database of this one, which writes nothing any more")]
     Taken,
     #[error("cannot read {what} from the controller's database")]
@@ -43,6 +48,15 @@ impl StoreError {
     pub(crate) fn not_tried(changes: &Changes, error: io::Error) -> StoreError {
         let (jobs, events, full) = (changes.jobs.len(), changes.events.len(), agent_fs::is_full(&error));
         StoreError::Commit { jobs, events, full, source: sqlx::Error::Io(error) }
+    }
+
+    /// The content of the database was harmed while it was open: trying again does not help, opening it anew mends it.
+    pub(crate) fn is_harm(&self) -> bool {
+        match self {
+            StoreError::Behind => true,
+            StoreError::Commit { source, .. } => is_malformed(source),
+            _ => false,
+        }
     }
 
     /// The disk had no room for a transaction.

@@ -95,16 +95,26 @@ pub(super) fn words(error: &sqlx::Error) -> String {
     error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
-/// Whether an error is about the content of the file, not about the disk or access rights.
-pub(super) fn is_damage(error: &sqlx::Error) -> bool {
-    const ERROR: u32 = 1;
+/// SQLite's number of an error of its own.
+fn code_of(error: &sqlx::Error) -> Option<u32> {
+    error.as_database_error()?.code()?.parse().ok()
+}
+
+/// Whether SQLite found that the file is none of its own, or has been changed by somebody else.
+pub(super) fn is_malformed(error: &sqlx::Error) -> bool {
     const CORRUPT: u32 = 11;
     const NOT_A_DATABASE: u32 = 26;
     const SHORT_READ: u32 = 522;
+    let is = |code: u32| matches!(code & 0xff, CORRUPT | NOT_A_DATABASE) || code == SHORT_READ;
+    code_of(error).is_some_and(is)
+}
+
+/// Whether an error is about the content of the file, not about the disk or access rights.
+pub(super) fn is_damage(error: &sqlx::Error) -> bool {
+    const ERROR: u32 = 1;
     match error {
-        sqlx::Error::Database(error) => {
-            let code = error.code().and_then(|code| code.parse::<u32>().ok()).unwrap_or_default();
-            matches!(code & 0xff, CORRUPT | NOT_A_DATABASE | ERROR) || code == SHORT_READ
+        sqlx::Error::Database(_) => {
+            is_malformed(error) || code_of(error).is_none_or(|code| code & 0xff == ERROR)
         }
         sqlx::Error::ColumnDecode { .. }
         | sqlx::Error::Decode(_)

@@ -52,6 +52,15 @@ pub(super) struct Sqlite {
     moved: OnceLock<String>,
 }
 
+/// What came of a commit that did not fail.
+enum Written {
+    Done,
+    /// The database lacks commits before it, which this controller made.
+    Behind,
+    /// Another controller has written since the one before.
+    Taken,
+}
+
 /// The open file.
 #[derive(Debug)]
 struct OpenFile {
@@ -196,24 +205,28 @@ impl Sqlite {
         found.iter().map(|row| read(row).map_err(|error| error.reading(what))).collect()
     }
 
-    /// One commit; false when another controller has written since the one before. A connection on which anything
+    /// One commit. A connection on which anything
     /// failed is closed: the system may have dropped what it did not force to the disk, and nothing may depend on
     /// that.
-    async fn write(&self, line: &Line) -> Result<bool, sqlx::Error> {
+    async fn write(&self, line: &Line) -> Result<Written, sqlx::Error> {
         let mut connection = self.writer().acquire().await?;
         let written = async {
             let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+            let last = last_commit(&mut transaction).await?;
             if rows::get(&mut transaction, OWNER).await?.as_deref() != Some(&self.owner) {
                 // The first commit of this controller, or another one has written since.
-                if last_commit(&mut transaction).await? + 1 != line.rev {
-                    return Ok(false);
+                if last + 1 != line.rev {
+                    return Ok(Written::Taken);
                 }
                 rows::set(&mut transaction, OWNER, &self.owner).await?;
+            } else if last + 1 < line.rev {
+                // A connection that was opened anew took in less of a harmed log than was in it.
+                return Ok(Written::Behind);
             }
             rows::write_all(&mut transaction, line).await?;
             failpoint::hit("control.store.commit")?;
             transaction.commit().await?;
-            Ok(true)
+            Ok(Written::Done)
         };
         let written = written.await;
         if written.is_err() {
@@ -329,8 +342,10 @@ impl Store for Sqlite {
             full = is_full(&written);
         }
         let (jobs, events) = (changes.jobs.len(), changes.events.len());
-        if !written.map_err(|source| StoreError::Commit { jobs, events, full, source })? {
-            return Err(StoreError::Taken);
+        match written.map_err(|source| StoreError::Commit { jobs, events, full, source })? {
+            Written::Done => {}
+            Written::Behind => return Err(StoreError::Behind),
+            Written::Taken => return Err(StoreError::Taken),
         }
         self.rev.store(rev, Ordering::Relaxed);
         self.event.fetch_add(changes.events.len() as u64, Ordering::Relaxed);

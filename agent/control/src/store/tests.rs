@@ -632,3 +632,25 @@ async fn test_database_that_cannot_be_written_is_told_at_the_start() {
     std::fs::remove_dir(dir.path().join("db-shm")).unwrap();
     open(dir.path()).await.unwrap();
 }
+
+/// Somebody cuts the log of a database that is open, and SQLite opens a connection anew.
+#[tokio::test]
+async fn test_a_log_that_was_cut_under_its_database_is_harm_and_costs_no_commit() {
+    for part in [0, 2, 4] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path()).await.unwrap();
+        for (seq, id) in ["a", "b", "c"].into_iter().enumerate() {
+            store.commit(&one(id, seq as u64 + 1)).await.unwrap();
+        }
+        let log = std::fs::File::options().write(true).open(dir.path().join("db-wal")).unwrap();
+        log.set_len(log.metadata().unwrap().len() * part / 5).unwrap();
+        store.pool().acquire().await.unwrap().close().await.unwrap();
+        let refused = store.commit(&one("d", 4)).await.expect_err("nothing is built on what is not there");
+        assert!(refused.is_harm(), "{part}: {refused:?}");
+        drop(store);
+        let store = open(dir.path()).await.unwrap();
+        for id in ["a", "b", "c"] {
+            assert!(store.job(&id.parse().unwrap()).await.unwrap().is_some(), "{part}: {id}");
+        }
+    }
+}

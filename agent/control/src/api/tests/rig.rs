@@ -76,7 +76,8 @@ impl Rig {
         let intake = controller.log_intake();
         let mut tasks = JoinSet::new();
         tasks.spawn(async { server.await.unwrap() });
-        tasks.spawn(controller.run(until(stopped)));
+        let works = controller.run(until(stopped));
+        tasks.spawn(async { works.await.unwrap() });
         let channel = connect(&socket).await;
         Rig {
             socket,
