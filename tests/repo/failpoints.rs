@@ -87,6 +87,7 @@ const EXCUSED: &[(&str, &str, &str)] = &[
     ("agent/shim/src/view.rs", "\"/proc/self/", "likewise"),
     ("agent/shim/src/view.rs", "fs::write(environment.join(", "only tries whether it is possible"),
     ("agent/agentd/src/worker/fetch.rs", "user.pth", "without it fewer packages are found"),
+    ("agent/agentd/src/worker/slurm.rs", "fs::write(&file", "it is told as that of any folder of the job"),
     ("agent/agentd/src/worker/stand_in.rs", "fs::write(&file", "it is told as that of any folder of the job"),
 ];
 

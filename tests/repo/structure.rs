@@ -10,7 +10,7 @@ const LEFT: &[(&str, &[&str])] = &[];
 
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
-    ("agent/agentctl", 14_700),
+    ("agent/agentctl", 14_800),
     ("agent/agentd", 17_500),
     ("agent/attach", 2_400),
     ("agent/blocking", 100),
@@ -20,7 +20,7 @@ const CODE: &[(&str, usize)] = &[
     ("agent/env", 4_300),
     ("agent/fs", 400),
     ("agent/identity", 1_200),
-    ("agent/jobfile", 6_200),
+    ("agent/jobfile", 6_800),
     ("agent/model", 6_000),
     ("agent/node", 1_300),
     ("agent/runtime", 8_700),

@@ -61,6 +61,7 @@ with open(os.environ["AGENTD_METRICS"], "a") as metrics:
 "#;
 const JOB: &str =
     "command: python3 train.py --lr ${{inputs.lr}}\ncode: .\nenvironment: host\ninputs: {lr: 0.1}\n";
+const BATCH: &str = "#!/bin/bash\n#SBATCH --job-name=train --time=5\nsrun python3 train.py \"$@\"\n";
 const RUNCONFIG: &str =
     "script: train.py\nenvironment: {python: {userManagedDependencies: true, interpreterPath: python3}}\n";
 const PIPELINE: &str = "\
@@ -91,6 +92,8 @@ printf 'name: mine\nchannels:\n- main\ndependencies:\n  - pip\n  - python=>3.11\
 /// What documents assume in the directory in which people type.
 const FILES: &[(&str, &str)] = &[
     ("train.py", TRAIN),
+    ("train.sh", BATCH),
+    ("jobs/train.slurm", BATCH),
     ("conda.yml", CONDA),
     ("key.txt", "hunter2\n"),
     ("data/iris.csv", "5.1,3.5\n"),
@@ -236,7 +239,7 @@ impl Reader {
         let mut line = shown.command.clone();
         if line.contains("JOB") {
             let job = match line.split(' ').nth(1) {
-                Some("hold") => self.waiting(&shown.machine),
+                Some("hold" | "set") => self.waiting(&shown.machine),
                 Some("cancel") => self.running(&shown.machine),
                 _ => self.ended(&shown.machine),
             };

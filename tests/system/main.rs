@@ -5,6 +5,7 @@
 mod again;
 mod apart;
 mod arrays;
+mod batch_scripts;
 mod cancel;
 mod codes;
 mod command_line;

@@ -64,7 +64,7 @@ fn test_each_mistake_of_a_new_user_is_told_with_what_to_write() {
         "p",
         &[
             ("train.py", "print(1)"),
-            ("slurm.sh", "#!/bin/bash\n#SBATCH --gres=gpu:1\ntrue\n"),
+            ("slurm.sh", "#!/bin/bash\n#SBATCH --mail-type=END\ntrue\n"),
             ("slip.yml", "command: 'true'\nenviroment: {python: python3}\n"),
             ("uv.lock", "version = 1\n"),
         ],
@@ -81,7 +81,7 @@ fn test_each_mistake_of_a_new_user_is_told_with_what_to_write() {
         (format!("submit {script} --memory 4"), 2, "write 4g for GiB".to_owned()),
         (format!("submit {script} --gpus 99 --strict"), 1, "no machine here has 99 GPUs".to_owned()),
         (format!("submit {script} --gpus 99"), 0, "no machine here has 99 GPUs for jobs".to_owned()),
-        (format!("submit {}", path("slurm.sh")), 0, "--gres=gpu:1".to_owned()),
+        (format!("submit {}", path("slurm.sh")), 0, "agentctl wait JOB".to_owned()),
         (format!("submit {script} --count 2 -- --seed $AGENTD_ARRAY_INDEX"), 0, "only a shell".to_owned()),
         (format!("submit {script} --env NOT_SET_HERE"), 2, "NOT_SET_HERE=VALUE".to_owned()),
         (format!("submit {script} --secret TOKEN=nothing"), 1, "agentctl secret set".to_owned()),

@@ -8,6 +8,7 @@
 //! [`Plan::ship`] walks directories and sends what the store lacks; [`Plan::survey`] only reports what would be sent,
 //! and [`check()`] what is wrong. Owns the meaning of a directory without a job file.
 
+mod batch;
 mod check;
 mod conda;
 pub(crate) mod made;

@@ -38,6 +38,7 @@ pub(crate) mod retention;
 mod runner;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
+mod slurm;
 mod stand_in;
 pub(crate) mod standing;
 pub(crate) mod telemetry;

@@ -21,6 +21,7 @@ pub mod requirement;
 mod runconfig;
 mod schema;
 mod section;
+mod slurm;
 mod writer;
 pub mod yaml;
 
@@ -31,6 +32,7 @@ pub use pipeline::{Misread, OpenFile, PipelineFile, PipelineSettings, StepFile, 
 pub use runconfig::{Runconfig, runconfig};
 pub use schema::schema;
 pub use section::{Refused, Rejection, Warning, nearest};
+pub use slurm::{BatchScript, JOB_NAME as SLURM_JOB_NAME, batch_script, is_batch_script};
 pub use writer::{job_entries, job_text, locked};
 
 pub(crate) use section::{Section, UnknownKey, within};

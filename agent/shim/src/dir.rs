@@ -184,6 +184,11 @@ impl JobDir {
         self.data.join("azureml")
     }
 
+    /// Where a batch script of Slurm finds the programs that such scripts call.
+    pub fn slurm(&self) -> PathBuf {
+        self.data.join("slurm")
+    }
+
     /// The home of its user, where that has none: in a container.
     pub fn home(&self) -> PathBuf {
         self.data.join("home")

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use agent_model::job::{Predecessor, Resources};
+use agent_model::job::{Predecessor, Resources, WantedEnd};
 use agent_model::node::Inventory;
 use agent_model::{Code, Fault, size};
 use serde_json::json;
@@ -130,9 +130,12 @@ fn too_large(wants: &Resources, nodes: &[NodeView]) -> Option<String> {
 }
 
 /// The jobs that it waits for, by their whole names.
-async fn predecessors(client: &Client, args: &SubmitArgs) -> Result<Vec<Predecessor>, Failure> {
+async fn predecessors(
+    client: &Client,
+    after: impl Iterator<Item = (&str, WantedEnd)>,
+) -> Result<Vec<Predecessor>, Failure> {
     let mut predecessors = Vec::new();
-    for (given, end) in args.after.jobs() {
+    for (given, end) in after {
         let job = client.named(given).await?.parse().map_err(|error| {
             Fault::new(Code::JobNotFound, format!("there is no job `{given}`")).because(&error)
         })?;
@@ -168,7 +171,8 @@ pub(super) async fn place(
         output.note(&format!("environment: {chosen}"));
     }
     fitting(&client, &plan, args.strict, output).await?;
-    plan.draft.predecessors = predecessors(&client, &args).await?;
+    let named = plan.after.iter().map(|(job, end)| (job.as_str(), *end));
+    plan.draft.predecessors = predecessors(&client, named.chain(args.after.jobs())).await?;
     if let Some(array) = args.array() {
         if let Some(word) = unreplaced(&args.command) {
             output.warn(&format!(

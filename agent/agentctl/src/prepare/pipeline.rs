@@ -97,6 +97,7 @@ impl Plan {
             inputs: Vec::new(),
             context: None,
             pipeline,
+            after: Vec::new(),
             hint,
             environment: None,
             warnings,

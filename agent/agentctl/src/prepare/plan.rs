@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use agent_jobfile::{self as jobfile, EnvironmentRef, InputRef, JobFile, Runconfig};
+use agent_model::job::WantedEnd;
 use agent_model::{Code, EnvSpec, Fault, JobDraft, JobId};
 
 use crate::cli::Needs;
@@ -54,6 +55,8 @@ pub(crate) struct Plan {
     pub(crate) context: Option<(PathBuf, String)>,
     /// The steps of a pipeline.
     pub(crate) pipeline: Option<Box<PipelinePlan>>,
+    /// The jobs that it comes after, as they are named there, and how each must end.
+    pub(crate) after: Vec<(String, WantedEnd)>,
     /// What the generated name of the job is made from.
     pub(crate) hint: String,
     /// What chose the environment, where nobody wrote it down.
@@ -111,9 +114,15 @@ impl Plan {
         let mut plan = match source {
             Source::Directory(dir) => Plan::of_directory(dir, &changes)?,
             Source::Script { dir, name, program } => {
-                let script = [(*program).to_owned(), name.clone()];
-                changes.command = script.into_iter().chain(changes.command).collect();
-                Plan::of_directory(dir, &changes)?
+                let file = dir.join(name);
+                match text::read(&file).ok().filter(|text| jobfile::is_batch_script(text)) {
+                    Some(text) => Plan::of_batch_script(&file, &text, program, &mut changes)?,
+                    None => {
+                        let script = [(*program).to_owned(), name.clone()];
+                        changes.command = script.into_iter().chain(changes.command).collect();
+                        Plan::of_directory(dir, &changes)?
+                    }
+                }
             }
             Source::Job(file) => Plan::of_job_file(file, &changes)?,
             Source::Runconfig { file, project, folder } => {
@@ -122,9 +131,6 @@ impl Plan {
         };
         plan.apply(changes)?;
         plan.warnings.extend(plan.windows_script());
-        if let Source::Script { dir, name, .. } = source {
-            plan.warnings.extend(slurm(&dir.join(name)));
-        }
         Ok(plan)
     }
 
@@ -141,7 +147,7 @@ impl Plan {
     }
 
     /// A directory without a job file: the command line says what to run.
-    fn of_directory(dir: &Path, changes: &Changes) -> Result<Plan, Fault> {
+    pub(super) fn of_directory(dir: &Path, changes: &Changes) -> Result<Plan, Fault> {
         refuse_set(changes)?;
         if changes.command.is_empty() {
             return Err(Fault::new(Code::JobFile, format!("`{}` has no job.yml", dir.display())).fix(
@@ -161,6 +167,7 @@ impl Plan {
             inputs: Vec::new(),
             context: None,
             pipeline: None,
+            after: Vec::new(),
             hint: name,
             warnings,
         })
@@ -235,6 +242,7 @@ impl Plan {
             inputs: found.into_iter().flatten().collect(),
             context: None,
             pipeline: None,
+            after: Vec::new(),
             environment: None,
             warnings: warnings.into_iter().map(|warning| Remark::at(file, warning)).collect(),
         };
@@ -366,18 +374,6 @@ fn complete(spec: EnvSpec, file: &Path, warnings: &mut Vec<Remark>) -> Result<En
         }
         other => other,
     })
-}
-
-/// What a script asks of Slurm, which nobody reads here.
-fn slurm(script: &Path) -> Option<Remark> {
-    let text = text::read(script).ok()?;
-    let wishes: Vec<&str> =
-        text.lines().filter_map(|line| line.strip_prefix("#SBATCH")).map(str::trim).collect();
-    let message = format!(
-        "its #SBATCH lines have no effect ({}); say it on the command line: --array, --gpus, --cpus, --memory, --time",
-        wishes.join(", ")
-    );
-    (!wishes.is_empty()).then(|| Remark::of(script, message))
 }
 
 /// A name as it is given on the command line.
@@ -513,7 +509,7 @@ pub(super) fn directory_name(dir: &Path) -> String {
 }
 
 /// Words as one line that a shell splits into the same words. A single word is used as the line.
-fn shell_line(words: &[String]) -> String {
+pub(super) fn shell_line(words: &[String]) -> String {
     match words {
         [line] => line.clone(),
         words => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
@@ -556,13 +552,6 @@ mod tests {
         assert_eq!(plan.warnings.iter().filter(|remark| remark.message.contains("is not known")).count(), 4);
         let dir = project(&[("job.yml", "command: x\ndescripton: y\nfoo: 1\n")]);
         assert_eq!(Plan::read(dir.path(), Changes::default()).unwrap().draft.command, "x");
-    }
-
-    #[test]
-    fn test_what_a_script_asks_of_slurm_is_told_to_have_no_effect() {
-        let dir = project(&[("go.sh", "#!/bin/bash\n#SBATCH --array=0-3\n#SBATCH --mem=4g\ntrue\n")]);
-        let plan = Plan::read(&dir.path().join("go.sh"), Changes::default()).unwrap();
-        assert!(plan.warnings[0].message.contains("(--array=0-3, --mem=4g)"), "{:?}", plan.warnings);
     }
 
     #[test]

@@ -112,6 +112,10 @@ fn of_file(file: &Path) -> Source {
     }
     // A file that cannot be read is told of when it is read as a job file.
     let text = super::read_text(file).unwrap_or_default();
+    if let Some(program) = shebang(&text).filter(|_| agent_jobfile::is_batch_script(&text)) {
+        let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+        return Source::Script { dir: dir.to_owned(), name, program };
+    }
     match Dialect::of(&name, &text) {
         Dialect::Job => Source::Job(file.to_owned()),
         Dialect::Runconfig => {
@@ -128,6 +132,13 @@ fn interpreter(target: &Path) -> Option<&'static str> {
         "sh" => Some("bash"),
         _ => None,
     }
+}
+
+/// The interpreter that the first line of a script names.
+fn shebang(text: &str) -> Option<&'static str> {
+    let line = text.strip_prefix("#!")?.lines().next()?;
+    let known = [("python", "python"), ("zsh", "zsh")].into_iter().find(|(name, _)| line.contains(name));
+    Some(known.map_or("bash", |(_, program)| program))
 }
 
 /// The project whose run configurations are in `dir`, and its folder of them.
@@ -227,6 +238,8 @@ mod tests {
             ("p/.azureml/x.yml", "script: a.py\ntarget: local\n"),
             ("t.py", ""),
             ("j.yml", "command: x"),
+            ("train.slurm", "#!/bin/bash -l\n#SBATCH -c 2\n"),
+            ("job", "#!/usr/bin/env python3\n#SBATCH -c 2\n"),
         ]);
         let of = |path: &str| find(&dir.path().join(path), None).unwrap();
         let Source::Runconfig { project, folder, .. } = of("p/.azureml/x.yml") else { panic!("a job") };
@@ -236,5 +249,8 @@ mod tests {
         );
         assert!(matches!(of("t.py"), Source::Script { program: "python", .. }));
         assert!(matches!(of("j.yml"), Source::Job(_)));
+        // A batch script of Slurm has any name.
+        assert!(matches!(of("train.slurm"), Source::Script { program: "bash", .. }));
+        assert!(matches!(of("job"), Source::Script { program: "python", .. }));
     }
 }

@@ -22,6 +22,7 @@ use rustix::fs::{Mode, XattrFlags};
 use rustix::io::Errno;
 
 use super::data::Supply;
+use super::slurm;
 use super::stand_in;
 
 /// Why a job's files could not be laid out.
@@ -110,6 +111,10 @@ pub(crate) async fn lay_out(
     if job.azureml_stand_in {
         let dir = dir.clone();
         blocking(&dir.stand_in(), move || stand_in::lay_out(&dir)).await?;
+    }
+    if slurm::is_meant(job) {
+        let dir = dir.clone();
+        blocking(&dir.slurm(), move || slurm::lay_out(&dir)).await?;
     }
     let (dir, user) = (dir.clone(), user.cloned());
     let path = dir.path().to_owned();

@@ -18,6 +18,7 @@ use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
 use self::gang::Seating;
 use super::fetch::{self, given_path};
+use super::slurm;
 use super::stand_in;
 use crate::config::HostVariables;
 
@@ -198,6 +199,10 @@ impl Facts<'_> {
         if self.spec.azureml_stand_in {
             let path = stand_in::python_path(self.dir, variables.get("PYTHONPATH"));
             variables.insert("PYTHONPATH".to_owned(), path);
+        }
+        if slurm::is_meant(self.spec) {
+            let addresses = self.seating.map(Seating::addresses).unwrap_or_default();
+            slurm::complete(&mut variables, self.spec, self.replica, self.dir, &addresses);
         }
         // The job may not choose its visible GPUs: the others belong to other jobs.
         variables.extend(self.visible_gpus());

@@ -45,7 +45,8 @@ impl Seating {
         u32::try_from(self.roster.0.len()).unwrap_or(u32::MAX)
     }
 
-    fn addresses(&self) -> Vec<String> {
+    /// Where each rank is reached, in their order.
+    pub(crate) fn addresses(&self) -> Vec<String> {
         self.roster.0.iter().map(|seat| seat.place.address.to_string()).collect()
     }
 
