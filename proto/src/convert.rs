@@ -1,6 +1,7 @@
 //! Wire ↔ model. One block per message, in the order of the `.proto` files.
 
 mod assets;
+mod change;
 mod data;
 mod gang;
 mod grant;
@@ -18,6 +19,8 @@ use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, Usage};
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
 
 use crate::v1;
+
+pub use change::change_request;
 
 /// Why a message is not what it should be.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,7 @@ pub mod v1 {
     include!("generated/agent.v1.rs");
 }
 
-pub use convert::WireError;
+pub use convert::{WireError, change_request};
 #[cfg(feature = "fakes")]
 pub use declared::declared_calls;
 pub use status::{fault, status};

@@ -10,7 +10,7 @@ const LEFT: &[(&str, &[&str])] = &[];
 
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
-    ("agent/agentctl", 14_800),
+    ("agent/agentctl", 14_900),
     ("agent/agentd", 17_500),
     ("agent/attach", 2_400),
     ("agent/blocking", 100),
@@ -21,12 +21,12 @@ const CODE: &[(&str, usize)] = &[
     ("agent/fs", 400),
     ("agent/identity", 1_200),
     ("agent/jobfile", 6_800),
-    ("agent/model", 6_000),
+    ("agent/model", 6_100),
     ("agent/node", 1_300),
-    ("agent/runtime", 8_700),
-    ("agent/shim", 6_300),
+    ("agent/runtime", 8_800),
+    ("agent/shim", 6_400),
     ("agent/spawn", 2_000),
-    ("proto", 8_100),
+    ("proto", 8_200),
 ];
 
 /// How far below its limit a crate may be, so that a limit says something.

@@ -7,6 +7,7 @@ mod apart;
 mod arrays;
 mod batch_scripts;
 mod cancel;
+mod changes;
 mod codes;
 mod command_line;
 mod daemons;

@@ -13,7 +13,7 @@ const ELSEWHERE: [(&str, &str); 14] = [
     ("scancel", "agentctl cancel JOB"),
     ("sacct", "agentctl jobs --all, or agentctl show JOB"),
     ("sinfo", "agentctl nodes, or agentctl top"),
-    ("scontrol", "agentctl show JOB, agentctl hold JOB, or agentctl drain NODE"),
+    ("scontrol", "agentctl show JOB, agentctl set JOB, agentctl hold JOB, or agentctl drain NODE"),
     ("history", "agentctl jobs --all"),
     ("list", "agentctl jobs"),
     ("create", "agentctl submit"),

@@ -11,6 +11,7 @@ mod mlflow;
 mod node;
 mod pool;
 mod preempt;
+mod set;
 mod submit;
 mod token;
 mod words;
@@ -33,6 +34,7 @@ pub(crate) use mlflow::{ExportArgs, MlflowVerb, UiArgs};
 pub(crate) use node::{DrainArgs, KeepAwakeArgs, MachineVerb, NodeArgs, NodeVerb, UnprovedArgs};
 pub(crate) use pool::{PoolSettings, PoolVerb};
 pub(crate) use preempt::PreemptArgs;
+pub(crate) use set::SetArgs;
 use submit::pair;
 pub(crate) use submit::{
     ExtendArgs, Needs, RunArgs, SubmitArgs, SubmitOnlyArgs, SweepArgs, SweepSettings, SweepVerb,
@@ -136,6 +138,15 @@ pub(crate) enum Verb {
     Hold(Selection),
     /// Let jobs start that are held.
     Release(Selection),
+    /// Change jobs that wait: priority, time, needs; of one that runs, its priority and a longer time.
+    #[command(
+        after_help = "Of an array it goes to the tasks that wait, and to those that run as far as they take it. Who \
+                            changed what is in: agentctl why JOB\n\nExamples:\n  \
+                            agentctl set train-a --priority high --time 8h\n  \
+                            agentctl set train-a train-b --gpus 2 --hold\n  \
+                            agentctl set --all --priority low"
+    )]
+    Set(SetArgs),
     /// Remove jobs that have ended, with their logs, metrics and outputs; their names are free again.
     #[command(
         alias = "delete",

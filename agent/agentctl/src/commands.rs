@@ -45,6 +45,7 @@ mod runs;
 mod schema;
 mod secret;
 mod session;
+mod set;
 mod show;
 mod status;
 mod stop;
@@ -122,6 +123,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Cancel(args) => cancel::cancel(&args, to, output).await?,
         Verb::Hold(choice) => hold::hold(&choice, true, to, output).await?,
         Verb::Release(choice) => hold::hold(&choice, false, to, output).await?,
+        Verb::Set(args) => set::set(&args, to, output).await?,
         Verb::Rm(args) => rm::rm(&args, to, output).await?,
         Verb::Download(args) => Box::pin(download::download(&args, to, output)).await?,
         Verb::Inside(verb) => return Box::pin(session::perform(verb, to, output)).await,

@@ -13,7 +13,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
         "Jobs",
         &[
             "run", "submit", "sweep", "jobs", "logs", "show", "why", "wait", "cancel", "hold", "release",
-            "rerun", "exec", "forward", "open", "download", "code", "rm",
+            "set", "rerun", "exec", "forward", "open", "download", "code", "rm",
         ],
     ),
     ("Results", &["runs", "metrics", "diff", "mlflow"]),

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::asset::Asset;
+use agent_model::job::Change;
 use agent_model::lease::Terms;
 use agent_model::machine::EligibilityEvent;
 use agent_model::node::CachedEnvironment;
@@ -120,6 +121,7 @@ enum Request {
     Submit(Submission, Reply<Result<Option<JobId>, Fault>>),
     Cancel { job: JobId, who: String, reply: Reply<Option<JobView>> },
     Hold { job: JobId, held: bool, who: String, reply: Reply<Option<JobView>> },
+    Change { job: JobId, change: Change, who: String, reply: Reply<Option<Result<JobView, Fault>>> },
     Job(JobId, Reply<Option<JobView>>),
     Jobs(Reply<Vec<JobView>>),
     Showing(picture::Showing),
@@ -264,6 +266,16 @@ impl Queue {
         who: String,
     ) -> Result<Option<JobView>, AskError> {
         self.ask(|reply| Request::Hold { job: id.clone(), held, who, reply }).await
+    }
+
+    /// Changes a job; a fault when it does not take that as it stands, `None` when it has ended.
+    pub(crate) async fn change(
+        &self,
+        id: &JobId,
+        change: Change,
+        who: String,
+    ) -> Result<Option<Result<JobView, Fault>>, AskError> {
+        self.ask(|reply| Request::Change { job: id.clone(), change, who, reply }).await
     }
 
     /// A job that has not ended, or ended just now.

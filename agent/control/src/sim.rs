@@ -17,6 +17,7 @@ mod controller;
 mod disk;
 pub(crate) mod mutant;
 mod node;
+mod tally;
 mod wish;
 mod world;
 
@@ -26,7 +27,7 @@ use std::time::Instant;
 
 use disk::Broken;
 use mutant::Mutant;
-use world::Tally;
+use tally::Tally;
 
 /// A seed that broke a promise.
 #[derive(Debug, Clone)]

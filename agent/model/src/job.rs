@@ -5,6 +5,7 @@
 //! also when reading it back from a wire or a disk, is validation.
 
 mod array;
+mod change;
 mod distribution;
 mod extent;
 mod naming;
@@ -29,6 +30,7 @@ use crate::{
 
 pub use crate::data::Output;
 pub use array::{Array, ArrayError, Indices, MAX_TASKS};
+pub use change::{Change, refused_of_pipeline};
 pub use distribution::{Distribution, MAX_PROCESSES};
 pub use naming::OutputName;
 pub use policy::{Limits, OnDisconnect, Priority, RetryPolicy};

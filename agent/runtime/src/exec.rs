@@ -41,7 +41,7 @@ pub use containment::{Containment, containment, sweep_groups};
 #[cfg(any(test, feature = "fakes"))]
 pub use fake::Fake;
 pub use local::Local;
-pub use running::{RenewError, Running, StopError, WaitError};
+pub use running::{LimitError, RenewError, Running, StopError, WaitError};
 pub use scope::is_stopping;
 pub use session::{SessionError, SessionReader, SessionWriter, open_session};
 

@@ -227,6 +227,18 @@ impl Supervisor<'_> {
                 };
                 self.clients.answer(place, &answer);
             }
+            Request::Limit { timeout_ms } => {
+                let answer = match self
+                    .life
+                    .raise_limit(&mut self.launch.timeout, Duration::from_millis(timeout_ms))
+                {
+                    Ok(limit) => {
+                        Event::Limited { timeout_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
+                    }
+                    Err(why) => Event::Refused { why: why.to_owned() },
+                };
+                self.clients.answer(place, &answer);
+            }
             Request::Secret { name, value } => {
                 let answer = match self.life.is_waiting() {
                     true => {

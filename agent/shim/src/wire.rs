@@ -42,6 +42,12 @@ pub enum Request {
         /// Until when.
         until_ms: u64,
     },
+    /// Let the command run so long in all, in milliseconds. A shorter time than before changes nothing; it is refused for
+    /// a job that has no time limit or is being ended.
+    Limit {
+        /// How long in all.
+        timeout_ms: u64,
+    },
     /// Send progress until the end.
     Watch,
     /// Hand this connection over to the attendant of the job. Sent alone: what follows the answer is the attendant's
@@ -72,6 +78,11 @@ pub enum Event {
     Renewed {
         /// Until when the job may run now.
         until_ms: u64,
+    },
+    /// `limit` was received.
+    Limited {
+        /// How long the command may run in all now.
+        timeout_ms: u64,
     },
     /// `session` was received; the next byte is for the attendant.
     Attached,
@@ -141,6 +152,8 @@ mod tests {
         assert_eq!(Request::Session.to_line(), "{\"verb\":\"session\"}\n");
         let renew = Request::Renew { until_ms: 60_000 };
         assert_eq!(renew.to_line(), "{\"verb\":\"renew\",\"until_ms\":60000}\n");
+        let limit = Request::Limit { timeout_ms: 7 };
+        assert_eq!(limit.to_line(), "{\"verb\":\"limit\",\"timeout_ms\":7}\n");
         let stop = Request::stop(Duration::from_secs(1), "canceled by\nuid 7");
         assert_eq!(serde_json::from_str::<Request>(&stop.to_line()).unwrap(), stop);
         assert_eq!(serde_json::from_str::<Event>(r#"{"event":"new","x":1}"#).unwrap(), Event::Unknown);

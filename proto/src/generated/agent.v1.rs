@@ -1529,6 +1529,26 @@ pub struct HoldJobRequest {
     #[prost(bool, tag = "2")]
     pub held: bool,
 }
+/// What is absent stays as it is. Of an array it goes to the tasks that wait, and to each of the others what it takes.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChangeJobRequest {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    /// low, medium or high; empty stays as it is.
+    #[prost(string, tag = "2")]
+    pub priority: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub timeout: ::core::option::Option<::prost_types::Duration>,
+    #[prost(uint32, optional, tag = "4")]
+    pub gpus: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "5")]
+    pub cpus: ::core::option::Option<u32>,
+    #[prost(uint64, optional, tag = "6")]
+    pub memory_bytes: ::core::option::Option<u64>,
+    /// As in HoldJobRequest.
+    #[prost(bool, optional, tag = "7")]
+    pub held: ::core::option::Option<bool>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveJobRequest {
     #[prost(string, tag = "1")]
@@ -3213,6 +3233,26 @@ pub mod jobs_client {
             req.extensions_mut().insert(GrpcMethod::new("agent.v1.Jobs", "Hold"));
             self.inner.unary(req, path, codec).await
         }
+        /// Changes a job that has not ended: all that is named here while it waits, and once it has a machine its priority and a
+        /// longer time. All of it or nothing. Repeating it changes nothing.
+        pub async fn change(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangeJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Jobs/Change");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Jobs", "Change"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Takes an ended job off the record: its history, logs and metrics go at once, and nothing keeps its outputs from
         /// being collected. Its name is free again. Repeating it is an error: there is no such job.
         pub async fn remove(
@@ -3335,6 +3375,12 @@ pub mod jobs_server {
         async fn hold(
             &self,
             request: tonic::Request<super::HoldJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status>;
+        /// Changes a job that has not ended: all that is named here while it waits, and once it has a machine its priority and a
+        /// longer time. All of it or nothing. Repeating it changes nothing.
+        async fn change(
+            &self,
+            request: tonic::Request<super::ChangeJobRequest>,
         ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status>;
         /// Takes an ended job off the record: its history, logs and metrics go at once, and nothing keeps its outputs from
         /// being collected. Its name is free again. Repeating it is an error: there is no such job.
@@ -3686,6 +3732,49 @@ pub mod jobs_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = HoldSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Jobs/Change" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChangeSvc<T: Jobs>(pub Arc<T>);
+                    impl<T: Jobs> tonic::server::UnaryService<super::ChangeJobRequest>
+                    for ChangeSvc<T> {
+                        type Response = super::Job;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangeJobRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Jobs>::change(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChangeSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -106,6 +106,7 @@ fn try_members(site: &Site, authority: &Authority, held: &[Credentials; 3], job:
         "Jobs/Watch",
         "Jobs/Cancel",
         "Jobs/Hold",
+        "Jobs/Change",
         "Jobs/Remove",
         "Jobs/History",
         "Jobs/Session",

@@ -98,7 +98,7 @@ mod tests {
         };
         let all = Cli::command();
         let verbs = verbs(&all);
-        for verb in ["show", "why", "logs", "wait", "cancel", "kill", "hold", "rm", "download"] {
+        for verb in ["show", "why", "logs", "wait", "cancel", "kill", "hold", "set", "rm", "download"] {
             assert!(verbs.contains(&verb), "{verbs:?}");
         }
         assert!(!verbs.contains(&"run") && !verbs.contains(&"drain"), "{verbs:?}");

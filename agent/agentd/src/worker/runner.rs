@@ -33,12 +33,13 @@ use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::ops::ControlFlow::{Break, Continue};
 use std::sync::Arc;
+use std::time::Duration;
 
 use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::gang::Ready;
 use agent_model::protocol::grant::Given;
 use agent_model::protocol::orders::Desired;
-use agent_model::{Fault, Outcome, Preemption, ReplicaStep, Timestamp};
+use agent_model::{Fault, JobSpec, Outcome, Preemption, ReplicaStep, Timestamp};
 use agent_shim::{ExitRecord, JobDir};
 use tokio::sync::{Notify, watch};
 use tracing::error;
@@ -128,6 +129,8 @@ pub(crate) struct Runner {
     notice_stop: Option<Stop>,
     /// Since when the shim does not answer, or is to end the job, and what was done about it.
     silence: Silence,
+    /// The time limit that its supervisor has; not known of a command that an earlier process of the daemon started.
+    limit_told: Option<Duration>,
     /// What is wrong with the GPUs of the command, as it was last reported.
     trouble: Vec<String>,
     /// The trees that were laid out for it.
@@ -171,6 +174,7 @@ impl Runner {
             told_to_stop: None,
             notice_stop: None,
             silence: Silence::default(),
+            limit_told: None,
             trouble: Vec::new(),
             laid: Vec::new(),
             ready: None,
@@ -214,14 +218,19 @@ impl Runner {
     }
 
     /// Takes in what the controller proves to have given: another proof than before after an upgrade, or once its key
-    /// or the enrollment of this node is another one. True if it is another one.
+    /// or the enrollment of this node is another one, and another job once somebody gave it more time. True if it is
+    /// another one.
     fn take_given(&mut self) -> bool {
         let given = self.given.borrow_and_update().clone();
-        let differs = given.is_some() && self.record.given != given;
-        if differs {
-            self.record.given = given;
+        let Some(new) = given.filter(|new| self.record.given.as_ref() != Some(new)) else { return false };
+        // What cannot be read is no reason to run it otherwise.
+        if let Ok(spec) = serde_json::from_str::<JobSpec>(&new.document)
+            && spec.limits.timeout != self.record.spec.limits.timeout
+        {
+            self.record.spec = spec;
         }
-        differs
+        self.record.given = Some(new);
+        true
     }
 
     /// Journals the state of the current step as soon as there is room, and publishes it.

@@ -140,6 +140,7 @@ const JOBS: &[(&str, Rule)] = &[
     ("Watch", Rule::Owner),
     ("Cancel", Rule::Owner),
     ("Hold", Rule::Owner),
+    ("Change", Rule::Owner),
     ("Remove", Rule::Owner),
     ("History", Rule::Owner),
     ("Session", Rule::Owner),

@@ -233,14 +233,25 @@ impl Services {
         self.owned(id, caller).await?;
         match self.queue.hold(id, held, caller.to_string()).await? {
             Some(view) => Ok(view),
-            None => {
-                let state = self.view(id).await?.job.state;
-                Err(Fault::new(Code::JobNotWaiting, format!("`{id}` does not wait"))
-                    .why(format!("it is {state}"))
-                    .fix(format!("see how it stands: agentctl show {id}"))
-                    .into())
-            }
+            None => Err(self.does_not_wait(id).await?),
         }
+    }
+
+    async fn change_job(&self, request: v1::ChangeJobRequest, caller: &Caller) -> Result<JobView, Refusal> {
+        let id = &id(&request.job)?;
+        self.owned(id, caller).await?;
+        match self.queue.change(id, request.try_into()?, caller.to_string()).await? {
+            Some(changed) => Ok(changed?),
+            None => Err(self.does_not_wait(id).await?),
+        }
+    }
+
+    async fn does_not_wait(&self, id: &JobId) -> Result<Refusal, Refusal> {
+        let state = self.view(id).await?.job.state;
+        Ok(Fault::new(Code::JobNotWaiting, format!("`{id}` does not wait"))
+            .why(format!("it is {state}"))
+            .fix(format!("see how it stands: agentctl show {id}"))
+            .into())
     }
 
     async fn remove_job(&self, id: &JobId, caller: &Caller) -> Result<v1::RemoveJobResponse, Refusal> {
@@ -379,6 +390,12 @@ impl v1::jobs_server::Jobs for Services {
         let caller = Caller::of(&request)?;
         let v1::HoldJobRequest { job, held } = request.into_inner();
         let view = self.hold_job(&id(&job)?, held, &caller).await?;
+        Ok(Response::new(to_wire(&view)))
+    }
+
+    async fn change(&self, request: Request<v1::ChangeJobRequest>) -> Result<Response<v1::Job>, Status> {
+        let caller = Caller::of(&request)?;
+        let view = self.change_job(request.into_inner(), &caller).await?;
         Ok(Response::new(to_wire(&view)))
     }
 

@@ -13,6 +13,7 @@
 mod adopt;
 mod arrays;
 mod blocked;
+mod change;
 mod closing;
 mod environments;
 mod fleet;
@@ -174,6 +175,8 @@ impl Book {
             book.leases.grant(&job, None, if broken!(LeasesForgotten) { Boot::default() } else { now });
             #[cfg(test)]
             let job = if broken!(CancelForgotten) { uncanceled(job) } else { job };
+            #[cfg(test)]
+            let job = if broken!(ChangeForgotten) { change::forgotten(job) } else { job };
             #[cfg(test)]
             let job = if broken!(GoNotRecorded) { JobRecord { go: None, ..job } } else { job };
             book.gangs.load(&job, now);

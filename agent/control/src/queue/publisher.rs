@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use agent_model::job::Change;
 use agent_model::machine::EligibilityEvent;
-use agent_model::{JobId, NodeId, ReplicaId};
+use agent_model::{Fault, JobId, NodeId, ReplicaId};
 use tokio::sync::{oneshot, watch};
 
 use super::book::{Book, Judgement, Moment, NodeState, RemovedNode, Report, Wish, WishState};
@@ -69,6 +70,7 @@ impl Publisher {
                 let waits = book.hold(&job, held, &who, now);
                 reply.hold(self.view(&job).filter(|_| waits))
             }
+            Request::Change { job, change, who, reply } => reply.hold(self.change(&job, &change, &who, now)),
             Request::Job(id, reply) => reply.hold(self.view(&id)),
             Request::Jobs(reply) => reply.hold(self.views()),
             Request::Showing(_) => Box::new(|_| {}), // is answered when it is known what is on disk
@@ -135,6 +137,19 @@ impl Publisher {
                 book.open();
                 reply.hold(())
             }
+        }
+    }
+
+    fn change(
+        &mut self,
+        job: &JobId,
+        change: &Change,
+        who: &str,
+        now: Moment,
+    ) -> Option<Result<JobView, Fault>> {
+        match self.book.change(job, change, who, now) {
+            Err(fault) => Some(Err(fault)),
+            Ok(is_known) => self.view(job).filter(|_| is_known).map(Ok),
         }
     }
 

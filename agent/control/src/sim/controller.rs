@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use agent_model::job::Input;
+use agent_model::job::{Change, Input, Priority};
 use agent_model::machine::{Eligibility, EligibilityEvent};
 use agent_model::protocol::log::{Splice, splice};
 use agent_model::{Digest, JobState, NodeId, Outcome, ReplicaId, Timestamp, Verdict};
@@ -44,6 +44,7 @@ enum Answer {
     Node(usize, u64, Box<Message>),
     Submitted(usize),
     Canceled(usize),
+    Changed(usize),
 }
 
 impl World {
@@ -141,6 +142,7 @@ impl World {
                 Answer::Node(node, session, message) => self.tell_node(node, session, *message),
                 Answer::Submitted(job) => self.wishes[job].submitted = true,
                 Answer::Canceled(job) => self.wishes[job].canceled = true,
+                Answer::Changed(job) => self.wishes[job].changed = true,
             }
         }
         let alarm = controller.book.next_alarm(now).map(|at| self.controller_clock.when(at));
@@ -258,6 +260,15 @@ impl World {
             controller.book.cancel(id, "u", world.moment());
             let canceled = controller.book.job(id).is_some_and(|job| job.cancel.is_some());
             if canceled { vec![Answer::Canceled(job)] } else { Vec::new() }
+        });
+    }
+
+    pub(super) fn ask_change(&mut self, job: usize) {
+        self.turn(|controller, world| {
+            let (id, change) =
+                (&world.wishes[job].id, Change { priority: Some(Priority::High), ..Change::default() });
+            let changed = controller.book.change(id, &change, "u", world.moment());
+            if matches!(changed, Ok(true)) { vec![Answer::Changed(job)] } else { Vec::new() }
         });
     }
 

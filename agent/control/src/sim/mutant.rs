@@ -52,6 +52,7 @@ mutants! {
     NoOffsetDedup "log bytes that came before are stored again";
     LastCommitLost "a crash of the controller takes back its last commit";
     HoldGivenAway "a held job is given away because its node is silent";
+    ChangeForgotten "a controller that restarts forgets what was changed of jobs";
     CancelForgotten "a controller that restarts forgets cancels";
     LeaseOfAnotherBoot "a time granted in one boot of a node is sent to the next";
     OvertakenReports "a report counts although a later one was heard";

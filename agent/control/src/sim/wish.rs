@@ -17,6 +17,8 @@ pub(super) struct Wish {
     pub(super) submitted: bool,
     /// The controller confirmed the cancel.
     pub(super) canceled: bool,
+    /// The controller confirmed another priority.
+    pub(super) changed: bool,
 }
 
 pub(super) fn wish(index: u64, gangs: bool, chance: &mut Chance) -> Wish {
@@ -40,7 +42,7 @@ pub(super) fn wish(index: u64, gangs: bool, chance: &mut Chance) -> Wish {
         3 => pipeline_of(&draft, chance.per_mille(500)),
         _ => draft.validate().unwrap(),
     };
-    Wish { id: format!("j{index}").parse().unwrap(), spec, submitted: false, canceled: false }
+    Wish { id: format!("j{index}").parse().unwrap(), spec, submitted: false, canceled: false, changed: false }
 }
 
 /// The one output of each step.

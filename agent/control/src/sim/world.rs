@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use agent_model::job::Priority;
 use agent_model::machine::EligibilityEvent;
 use agent_model::{JobState, Outcome, ReplicaId};
 
@@ -16,6 +17,7 @@ use super::controller::Controller;
 use super::disk::{Broken, Disk, broken, lines};
 use super::mutant::{self, Mutant};
 use super::node::{Drifting, Node};
+use super::tally::Tally;
 use super::wish::{Wish, wish};
 use crate::lease::{Desired, Orders};
 use crate::queue::{DeclaredLost, Report, Retirement};
@@ -72,6 +74,8 @@ pub(super) enum Message {
 pub(super) enum Event {
     Submit(usize),
     Cancel(usize),
+    /// A user wants it to go before others.
+    Change(usize),
     /// An operator changes the eligibility of a node.
     Want(usize, EligibilityEvent),
     DeclareLost(usize),
@@ -132,31 +136,6 @@ pub(super) enum Event {
         instance: u64,
         replica: ReplicaId,
     },
-}
-
-/// What was simulated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) events: u64,
-    pub(super) messages: u64,
-    pub(super) faults: u64,
-    pub(super) attempts: u64,
-    pub(super) lost: u64,
-    pub(super) millis: u64,
-    /// A digest of everything that happened.
-    pub(super) trace: u64,
-}
-
-impl Tally {
-    pub(super) fn add(&mut self, other: Tally) {
-        self.events += other.events;
-        self.messages += other.messages;
-        self.faults += other.faults;
-        self.attempts += other.attempts;
-        self.lost += other.lost;
-        self.millis += other.millis;
-        self.trace ^= other.trace;
-    }
 }
 
 /// See the module.
@@ -281,6 +260,10 @@ impl World {
                 let at = at + self.chance.below(within);
                 self.after(at, Event::Cancel(job));
             }
+            if self.chance.per_mille(300) {
+                let at = at + self.chance.below(600_000);
+                self.after(at, Event::Change(job));
+            }
         }
     }
 
@@ -300,6 +283,7 @@ impl World {
     fn mark(&mut self, event: &Event) {
         let kind = match event {
             Event::Submit(i) | Event::Cancel(i) | Event::Want(i, _) | Event::DeclareLost(i) => *i as u64,
+            Event::Change(i) => 70 + *i as u64,
             Event::Retire(i) | Event::Removed(i) => 50 + *i as u64,
             Event::ToController { from, .. } => 100 + *from as u64,
             Event::ToNode { to, .. } => 200 + *to as u64,
@@ -324,6 +308,7 @@ impl World {
         match event {
             Event::Submit(job) => self.submit(job),
             Event::Cancel(job) => self.cancel(job),
+            Event::Change(job) => self.ask_change(job),
             Event::Want(node, want) => self.want(node, want),
             Event::DeclareLost(node) => self.declare_lost(node),
             Event::Retire(node) => self.retire(node),
@@ -626,6 +611,9 @@ impl World {
             }
             if wish.canceled && job.state != JobState::Canceled {
                 return broken("a cancel that was answered counts", format!("{}: {}", job.id, job.state));
+            }
+            if wish.changed && job.spec.priority != Priority::High {
+                return broken("a change that was answered counts", job.id.to_string());
             }
             // The outcome that counted arrived with its whole log.
             for replica in job.replicas.iter().filter(|_| job.state == JobState::Completed) {

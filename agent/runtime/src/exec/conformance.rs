@@ -11,7 +11,7 @@ use agent_shim::segments::Reader;
 use agent_shim::{End, ExitRecord, JobDir, Launch, Limits, LogPolicy, NotStarted, VERSION};
 use tokio::time::{Instant, timeout};
 
-use super::{Executor, Found, LaunchError, RenewError, Running, WaitError};
+use super::{Executor, Found, LaunchError, LimitError, RenewError, Running, WaitError};
 
 const LONG: Duration = Duration::from_secs(60);
 const AT_ONCE: Duration = Duration::ZERO;
@@ -36,6 +36,7 @@ pub(super) async fn check(subject: &Subject<'_>) {
     a_stop_ends_it(subject).await;
     a_lease_ends_it(subject).await;
     a_lease_is_renewed_or_refused(subject).await;
+    a_time_limit_is_raised_or_refused(subject).await;
     its_time_ends_it(subject).await;
     a_lost_job_is_never_started_again(subject).await;
     a_halted_supervisor_is_told_and_can_be_ended(subject).await;
@@ -277,6 +278,25 @@ async fn a_lease_is_renewed_or_refused(subject: &Subject<'_>) {
     let case = Case::new(subject);
     let running = case.start(FOR_EVER).await;
     assert!(matches!(running.renew(later).await, Err(RenewError::Refused { .. })), "it has none");
+    running.stop(AT_ONCE, "enough").await.unwrap();
+    ended(&running).await;
+}
+
+async fn a_time_limit_is_raised_or_refused(subject: &Subject<'_>) {
+    let case = Case::new(subject);
+    let (short, long) = (Duration::from_millis(300), Duration::from_secs(600));
+    let running = case.launch(&Launch { timeout: Some(short), ..case.order(FOR_EVER) }).await;
+    assert_eq!(running.limit(long).await.unwrap(), Some(long));
+    assert_eq!(running.limit(short).await.unwrap(), Some(long), "it is never shortened");
+    tokio::time::sleep(2 * short).await;
+    assert!(!case.dir.exit().exists());
+    running.stop(AT_ONCE, "enough").await.unwrap();
+    assert!(!ended(&running).await.timed_out);
+    assert_eq!(running.limit(long).await.unwrap(), None, "it has ended");
+
+    let case = Case::new(subject);
+    let running = case.start(FOR_EVER).await;
+    assert!(matches!(running.limit(long).await, Err(LimitError::Refused { .. })), "it has none");
     running.stop(AT_ONCE, "enough").await.unwrap();
     ended(&running).await;
 }

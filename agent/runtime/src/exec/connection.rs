@@ -101,6 +101,14 @@ impl Connection {
         self.ask(&Request::Renew { until_ms: until.millis() }, wanted).await
     }
 
+    /// Sets how long the command may run in all; the answer may be a refusal.
+    pub(super) async fn limit(&mut self, timeout: Duration) -> io::Result<Event> {
+        let wanted =
+            |event: &Event| matches!(event, Event::Limited { .. } | Event::Refused { .. } | Event::Ended);
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.ask(&Request::Limit { timeout_ms }, wanted).await
+    }
+
     /// The next event; `None` when the shim has closed the connection.
     pub(super) async fn next(&mut self) -> io::Result<Option<Event>> {
         let mut line = Vec::new();

@@ -56,6 +56,18 @@ pub enum RenewError {
     Talk { dir: PathBuf, source: io::Error },
 }
 
+/// Why a job could not be given more time.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
+pub enum LimitError {
+    #[error(transparent)]
+    Look(#[from] ReattachError),
+    #[error("the supervisor of {} refuses: {why}", dir.display())]
+    Refused { dir: PathBuf, why: String },
+    #[error("could not tell the supervisor of {} the new time limit", dir.display())]
+    Talk { dir: PathBuf, source: io::Error },
+}
+
 /// Why it is not known how a job ended.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say it")]
@@ -135,6 +147,25 @@ impl Running {
                 Ok(_) => Ok(None),
                 Err(source) => match look(&self.dir).await? {
                     JobTrace::Live(_) => Err(RenewError::Talk { dir: dir(), source }),
+                    _ => Ok(None),
+                },
+            }
+        }
+        .boxed()
+    }
+
+    /// Lets the command run so long in all. A shorter time than before changes nothing. Returns how long it may run now;
+    /// `None` if the job has ended.
+    pub fn limit(&self, timeout: Duration) -> BoxFuture<'_, Result<Option<Duration>, LimitError>> {
+        async move {
+            let dir = || self.dir.path().to_owned();
+            let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(None) };
+            match connection.limit(timeout).await {
+                Ok(Event::Refused { why }) => Err(LimitError::Refused { dir: dir(), why }),
+                Ok(Event::Limited { timeout_ms }) => Ok(Some(Duration::from_millis(timeout_ms))),
+                Ok(_) => Ok(None),
+                Err(source) => match look(&self.dir).await? {
+                    JobTrace::Live(_) => Err(LimitError::Talk { dir: dir(), source }),
                     _ => Ok(None),
                 },
             }

@@ -2,6 +2,8 @@
 //!
 //! Data and rules; the loop that acts on them is [`super::Supervisor`].
 
+use std::time::Duration;
+
 use agent_model::protocol::start::Deadline;
 use agent_model::{Boot, ExitStatus, Timestamp};
 use agent_shim::{End, Limits, OomScope, Sender};
@@ -90,6 +92,28 @@ impl Life {
         }
         self.lease.hear(until);
         Ok(self.lease.at().unwrap_or(until))
+    }
+
+    /// Lets the command run so long in all; `known` is how long it could so far. Returns how long it may now, or why this
+    /// was refused.
+    pub(super) fn raise_limit(
+        &mut self,
+        known: &mut Option<Duration>,
+        limit: Duration,
+    ) -> Result<Duration, &'static str> {
+        let before = known.ok_or("this job has no time limit")?;
+        let more = limit.saturating_sub(before);
+        match &mut self.phase {
+            Phase::Waiting { .. } => {}
+            Phase::Running { until: Some(until), .. } if !self.escalation.is_begun() => {
+                *until = *until + more
+            }
+            Phase::Running { .. } | Phase::Clearing { .. } | Phase::Over { .. } => {
+                return Err("the job is being ended");
+            }
+        }
+        *known = Some(before + more);
+        Ok(before + more)
     }
 }
 

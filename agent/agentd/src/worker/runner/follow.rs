@@ -19,7 +19,7 @@ use agent_model::protocol::orders::{Desired, UNHEARD};
 use agent_model::protocol::start::Deadline;
 use agent_model::{Boot, Fault, Verdict};
 use agent_runtime::env::EnvLease;
-use agent_runtime::exec::{Found, ReattachError, RenewError, Running, WaitError};
+use agent_runtime::exec::{Found, LimitError, ReattachError, RenewError, Running, WaitError};
 use agent_shim::{ExitRecord, RecordError};
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
@@ -204,6 +204,7 @@ impl Runner {
                 Ok(()) = notices.changed() => backoff.reset(),
                 Ok(()) = given.changed() => {
                     self.keep_given().await;
+                    again = Instant::now(); // it may have more time
                     continue;
                 }
                 () = tokio::time::sleep_until(again) => {}
@@ -230,7 +231,10 @@ impl Runner {
             Desired::Run { until: Some(until), .. } => self.renew(running, *until, usual).await,
             _ => true,
         };
-        let Some(stop) = self.stop_wanted(desired) else { return leased };
+        let Some(stop) = self.stop_wanted(desired) else {
+            self.raise_limit(running).await;
+            return leased;
+        };
         let reason = &stop.reason;
         let now = self.worker.clock.boot();
         self.silence.stop_since.get_or_insert(now);
@@ -248,6 +252,25 @@ impl Runner {
         warn!(replica = %self.record.replica, ?heard, "cannot pass stop to supervisor");
         self.bear_silence(&format!("stopping: {reason}; ")).await;
         false
+    }
+
+    /// Tells the supervisor how long the command may run, where that is not what it knows. One that does not answer is
+    /// told again with the next orders; one of an earlier release refuses, and keeps what it knows.
+    async fn raise_limit(&mut self, running: &Running) {
+        let Some(limit) = self.record.spec.limits.timeout.filter(|limit| self.limit_told != Some(*limit))
+        else {
+            return;
+        };
+        match timeout(ASK_WITHIN, running.limit(limit)).await {
+            Ok(Ok(_)) => self.limit_told = Some(limit),
+            Ok(Err(LimitError::Refused { why, .. })) => {
+                warn!(replica = %self.record.replica, why, "cannot change time limit of job");
+                self.limit_told = Some(limit);
+            }
+            heard => {
+                warn!(replica = %self.record.replica, ?heard, "cannot tell supervisor the time limit");
+            }
+        }
     }
 
     /// What the supervisor is to be told; `None` while the command is to run.

@@ -147,7 +147,10 @@ impl Runner {
             }
             self.until_helped().await?;
             let error = match self.worker.executor.launch(&self.dir, &launch, container_spec).await {
-                Ok(running) => return Continue(running),
+                Ok(running) => {
+                    self.limit_told = launch.timeout;
+                    return Continue(running);
+                }
                 Err(error) => error,
             };
             if let Some(running) = self.after_failed_start(&error, begun.elapsed(), &mut backoff).await? {

@@ -87,6 +87,8 @@ impl Journal for Twin {
     }
 }
 
+mod longer;
+
 /// What a runner gets, and its journal.
 struct TestNode {
     worker: Arc<Worker>,

@@ -60,6 +60,8 @@ struct Life {
     /// It is being ended, and SIGKILL is sent at this time.
     kill_at: Option<Boot>,
     stopped: Option<String>,
+    /// How much longer than it was ordered it may run.
+    more: Duration,
     timed_out: bool,
     lease_over: bool,
     /// Its exit record is there.
@@ -81,6 +83,7 @@ impl Life {
         timeout: Option<Boot>,
     ) -> Result<ExitStatus, Option<Boot>> {
         let is_over = |date: Option<Boot>| date.is_some_and(|date| now >= date);
+        let timeout = timeout.map(|timeout| timeout + self.more);
         if self.kill_at.is_none() {
             self.timed_out = is_over(timeout);
             self.lease_over = !self.timed_out && self.lease.is_over(now);
@@ -106,6 +109,20 @@ impl Life {
                 self.lease.hear(until);
                 Event::Renewed { until_ms: known.max(until).millis() }
             }
+        }
+    }
+}
+
+/// Lets a job run so long in all, or says why not.
+fn limit(life: &mut Life, known: Option<Duration>, limit: Duration) -> Event {
+    let refused = |why: &str| Event::Refused { why: why.to_owned() };
+    match known {
+        None => refused("this job has no time limit"),
+        Some(_) if life.kill_at.is_some() || life.over => refused("the job is being ended"),
+        Some(known) => {
+            life.more = life.more.max(limit.saturating_sub(known));
+            let all = known + life.more;
+            Event::Limited { timeout_ms: u64::try_from(all.as_millis()).unwrap_or(u64::MAX) }
         }
     }
 }
@@ -278,6 +295,7 @@ fn append(path: &Path, line: &str) -> io::Result<()> {
 /// Runs the supervisor of a job, as a shim does, until the end is recorded and reported.
 pub(super) async fn supervise(mut job: Job, place: ShimPlace, listener: UnixListener) {
     let (life, instance, socket) = (job.life.clone(), job.instance.clone(), job.dir.socket());
+    let timeout = job.launch.timeout;
     let mut clients = FuturesUnordered::new();
     let end = {
         let mut ended = pin!(job.live());
@@ -285,7 +303,7 @@ pub(super) async fn supervise(mut job: Job, place: ShimPlace, listener: UnixList
             tokio::select! {
                 end = &mut ended => break end,
                 Ok((stream, _)) = listener.accept() => {
-                    clients.push(serve(stream, life.clone(), instance.clone()));
+                    clients.push(serve(stream, life.clone(), instance.clone(), timeout));
                 }
                 Some(_) = clients.next() => {} // a client has left
             }
@@ -298,7 +316,12 @@ pub(super) async fn supervise(mut job: Job, place: ShimPlace, listener: UnixList
 }
 
 /// Serves one connection.
-async fn serve(stream: UnixStream, life: watch::Sender<Life>, instance: String) -> io::Result<()> {
+async fn serve(
+    stream: UnixStream,
+    life: watch::Sender<Life>,
+    instance: String,
+    timeout: Option<Duration>,
+) -> io::Result<()> {
     let (input, mut output) = stream.into_split();
     let (mut lines, mut changes) = (BufReader::new(input).lines(), life.subscribe());
     let mut say = async |event: Event| output.write_all(event.to_line().as_bytes()).await;
@@ -340,6 +363,12 @@ async fn serve(stream: UnixStream, life: watch::Sender<Life>, instance: String) 
                     life.end(SystemClock.boot(), grace);
                 });
                 Event::Stopping
+            }
+            Ok(Request::Limit { timeout_ms }) => {
+                let mut answer = Event::Unknown;
+                let wanted = Duration::from_millis(timeout_ms);
+                life.send_modify(|life| answer = limit(life, timeout, wanted));
+                answer
             }
             Ok(Request::Renew { until_ms }) => {
                 let mut answer = Event::Unknown;
