@@ -9,6 +9,7 @@ mod left;
 mod predecessor;
 mod service;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use agent_model::job::{self, JobDraft};
@@ -116,6 +117,8 @@ impl From<JobSpec> for v1::JobSpec {
             services: draft.services.into_iter().map(|(name, service)| (name, service.into())).collect(),
             resume_outputs: draft.resume_outputs,
             azureml_stand_in: draft.azureml_stand_in,
+            begin_ms: draft.begin.map_or(0, |at| at.0),
+            deadline_ms: draft.deadline.map_or(0, |at| at.0),
             success_exit_codes: draft.success_exit_codes.into_iter().map(u32::from).collect(),
             resumes: draft.resumes.map(Into::into),
         }
@@ -197,15 +200,18 @@ impl TryFrom<v1::JobSpec> for JobSpec {
                 .collect::<Result<_, WireError>>()?,
             resume_outputs: wire.resume_outputs,
             azureml_stand_in: wire.azureml_stand_in,
-            success_exit_codes: wire
-                .success_exit_codes
-                .into_iter()
-                .map(|code| u8::try_from(code).map_err(|_| value("success_exit_codes", &code.to_string())))
-                .collect::<Result<_, _>>()?,
+            begin: optional_time(wire.begin_ms),
+            deadline: optional_time(wire.deadline_ms),
+            success_exit_codes: exit_codes(wire.success_exit_codes)?,
             resumes: wire.resumes.map(TryInto::try_into).transpose()?,
         };
         Ok(JobSpec::try_from(draft)?)
     }
+}
+
+fn exit_codes(codes: Vec<u32>) -> Result<BTreeSet<u8>, WireError> {
+    let code = |code: u32| u8::try_from(code).map_err(|_| value("success_exit_codes", &code.to_string()));
+    codes.into_iter().map(code).collect()
 }
 
 impl From<EnvSpec> for v1::Environment {
@@ -649,6 +655,8 @@ mod tests {
                 .into(),
             resume_outputs: true,
             azureml_stand_in: true,
+            begin: Some(Timestamp(7)),
+            deadline: Some(Timestamp(8_000)),
             success_exit_codes: [3, 75].into(),
             resumes: Some(job::LeftOutputs {
                 attempt: agent_model::Epoch(2),

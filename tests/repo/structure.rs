@@ -10,7 +10,7 @@ const LEFT: &[(&str, &[&str])] = &[];
 
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
-    ("agent/agentctl", 14_900),
+    ("agent/agentctl", 15_000),
     ("agent/agentd", 17_500),
     ("agent/attach", 2_400),
     ("agent/blocking", 100),
@@ -26,7 +26,7 @@ const CODE: &[(&str, usize)] = &[
     ("agent/runtime", 8_800),
     ("agent/shim", 6_400),
     ("agent/spawn", 2_000),
-    ("proto", 8_200),
+    ("proto", 8_300),
 ];
 
 /// How far below its limit a crate may be, so that a limit says something.

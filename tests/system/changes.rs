@@ -5,6 +5,50 @@ use std::time::Duration;
 
 use agent_tests::Host;
 
+#[test]
+fn test_jobs_begin_not_before_and_are_not_started_when_they_could_not_end_in_time() {
+    let mut host = Host::new();
+    host.set("AGENTD_SLOTS", "1");
+    host.start();
+    let dir =
+        host.project("p", &[("a.txt", "a"), ("a.sh", "#!/bin/bash\n#SBATCH --begin=now+3hours\ntrue\n")]);
+    let submit = |host: &Host, name: &str, more: &[&str]| {
+        host.ctl(&[&["submit", dir.to_str().unwrap(), "--name", name], more, &["--", "true"]].concat())
+    };
+    submit(&host, "later", &["--begin", "+2h"]).ok();
+    submit(&host, "soon", &["--begin", "+3s"]).ok();
+    let listed = host.ctl(&["jobs"]).ok().stdout;
+    assert!(listed.contains("waits until "), "{listed}");
+    let why = host.ctl(&["why", "later"]).ok().stdout;
+    assert!(why.contains(", in 1 h 59 min"), "{why}");
+    assert!(host.ctl(&["show", "later"]).ok().stdout.contains("not before "));
+    host.kill();
+    host.start();
+    host.wait_for("soon", &["Completed"]);
+    let soon = host.show("soon");
+    assert!(soon["started_ms"].as_u64() >= soon["begin_ms"].as_u64(), "{soon}");
+    assert_eq!(host.job_state("later"), "Queued");
+    // A deadline, with room for only one.
+    let gate = host.home().join("gate");
+    let wait = format!("while [ ! -e {} ]; do sleep 0.05; done", gate.display());
+    let first = host.submit(&wait);
+    host.wait_for(&first, &["Running"]);
+    submit(&host, "late", &["--deadline", "+2s"]).ok();
+    host.wait_for("late", &["Failed"]);
+    assert_eq!(host.show("late")["fault"]["code"], "JOB-108");
+    fs::write(gate, "").unwrap();
+    host.wait_for(&first, &["Completed"]);
+    host.ctl(&["set", "later", "--begin", "now"]).ok().says("later: starts at once");
+    host.wait_for("later", &["Completed"]);
+    submit(&host, "never", &["--begin", "+3h", "--deadline", "+2h"]).code(1).says("JOB-102");
+    submit(&host, "never", &["--begin", "yesterday"]).code(2).says("write 22:00");
+    // The dates were of that submission.
+    let again = host.ctl(&["rerun", "soon", "--json"]).ok().json()["job"].as_str().unwrap().to_owned();
+    assert!(host.show(&again)["begin_ms"].is_null());
+    let script = host.ctl(&["submit", dir.join("a.sh").to_str().unwrap(), "--json"]).ok().json();
+    assert!(host.show(script["job"].as_str().unwrap())["detail"].as_str().unwrap().contains("in 2 h 59 min"));
+}
+
 /// The first time limit of the job that runs: enough for a slow machine to change it before it is over.
 const LIMIT: Duration = Duration::from_secs(10);
 

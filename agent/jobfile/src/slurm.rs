@@ -35,6 +35,10 @@ pub struct BatchScript {
     pub directory: Option<String>,
     /// The variables of the caller that it wants, by name.
     pub exported: Vec<String>,
+    /// Not before, as it is written there.
+    pub begin: Option<(Place, String)>,
+    /// By when it is to have ended, likewise.
+    pub deadline: Option<(Place, String)>,
     /// What has no effect, and what to do instead.
     pub warnings: Vec<Warning>,
 }
@@ -63,10 +67,12 @@ pub fn batch_script(text: &str, name: &str) -> Result<BatchScript, Refused> {
         Some(given) => wrong.note(dependency(&given)),
         None => Vec::new(),
     };
+    let mut date = |option| given.take(option).map(|given| (given.place, given.value));
+    let (begin, deadline) = (date("begin"), date("deadline"));
     let named = if draft.display_name.is_empty() { name } else { &draft.display_name };
     draft.environment_variables.insert(JOB_NAME.to_owned(), named.to_owned());
     draft.environment_variables.extend(shape.variables());
-    Ok(BatchScript { draft, after, directory, exported, warnings: wrong.told(warnings)? })
+    Ok(BatchScript { draft, after, directory, exported, begin, deadline, warnings: wrong.told(warnings)? })
 }
 
 /// How many processes there are, and where.

@@ -62,6 +62,9 @@ fn document(draft: &JobDraft) -> Item {
         // A pipeline is made of several files, and is run again as it is on record.
         pipeline: _,
         predecessors: _,
+        // The moments were of that submission.
+        begin: _,
+        deadline: _,
         resumes: _,
         display_name,
         description,

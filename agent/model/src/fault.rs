@@ -83,7 +83,7 @@ codes! {
     JobConflict "JOB-105" User Retry::Never, "a job of this name exists already";
     JobActive "JOB-106" User Retry::Never, "the job has not ended";
     JobNotWaiting "JOB-107" User Retry::Never, "the job does not wait";
-    JobNeverDue "JOB-108" User Retry::Never, "a job that it comes after ended otherwise";
+    JobNeverDue "JOB-108" User Retry::Never, "its turn never comes";
     SessionRefused "JOB-109" User Retry::Never, "no session can be opened in the job";
     TasksFailed "JOB-110" User Retry::Never, "tasks of the array, or steps of the pipeline, failed";
     JobTooLarge "JOB-111" User Retry::Never, "the job is too large, or too many jobs wait";

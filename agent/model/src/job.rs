@@ -94,6 +94,12 @@ pub struct JobDraft {
     /// Jobs that must have ended before it may start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub predecessors: Vec<Predecessor>,
+    /// It may not start before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub begin: Option<Timestamp>,
+    /// By then it is to have ended: one that could not any more is not started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Timestamp>,
     /// It runs once for each of these indices, each time as a task of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub array: Option<Array>,
@@ -146,6 +152,8 @@ impl Default for JobDraft {
             owner_since: None,
             visible_to_all: false,
             predecessors: Vec::new(),
+            begin: None,
+            deadline: None,
             array: None,
             sweep: None,
             pipeline: None,
@@ -419,6 +427,7 @@ impl JobDraft {
         self.check_resources()?;
         self.check_sweep()?;
         self.check_pipeline()?;
+        self.check_dates()?;
         if self.display_name.is_empty() {
             self.display_name = match &self.name {
                 Some(name) => name.to_string(),
@@ -430,6 +439,32 @@ impl JobDraft {
         }
         self.retry.max_attempts = self.retry.max_attempts.max(1);
         Ok(JobSpec(Arc::new(self)))
+    }
+
+    fn check_dates(&self) -> Result<(), Fault> {
+        match (self.begin, self.deadline, self.latest_start()) {
+            (Some(begin), Some(deadline), Some(latest)) if begin >= deadline || begin > latest => {
+                let what = format!(
+                    "it is not to begin before {}, and its deadline is {}",
+                    begin.utc(),
+                    deadline.utc()
+                );
+                let fault = Fault::new(Code::JobInvalid, what);
+                let fault = match self.limits.timeout {
+                    Some(limit) => fault.why(format!("it may run for {}", crate::words::duration(limit))),
+                    None => fault,
+                };
+                Err(fault.fix("give it a later deadline, an earlier begin, or a shorter time limit"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The last moment at which it may start: by its deadline it is to have ended, if it is known how long it may run.
+    pub fn latest_start(&self) -> Option<Timestamp> {
+        let most =
+            self.limits.timeout.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+        Some(Timestamp(self.deadline?.0.saturating_sub(most)))
     }
 
     fn check_command(&self) -> Result<(), Fault> {

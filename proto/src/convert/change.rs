@@ -1,5 +1,6 @@
 //! Changes to jobs.
 
+use agent_model::Timestamp;
 use agent_model::job::{Change, Priority};
 
 use super::{WireError, from_wire, value};
@@ -18,6 +19,8 @@ impl TryFrom<v1::ChangeJobRequest> for Change {
             gpus: wire.gpus,
             cpus: wire.cpus,
             memory: wire.memory_bytes,
+            begin: wire.begin_ms.map(Timestamp),
+            deadline: wire.deadline_ms.map(Timestamp),
             held: wire.held,
         })
     }
@@ -25,7 +28,7 @@ impl TryFrom<v1::ChangeJobRequest> for Change {
 
 /// The request for a change of a job.
 pub fn change_request(job: String, change: &Change) -> v1::ChangeJobRequest {
-    let Change { priority, timeout, gpus, cpus, memory, held } = change.clone();
+    let Change { priority, timeout, gpus, cpus, memory, begin, deadline, held } = change.clone();
     v1::ChangeJobRequest {
         job,
         priority: priority.map(|priority| priority.name().to_owned()).unwrap_or_default(),
@@ -33,6 +36,8 @@ pub fn change_request(job: String, change: &Change) -> v1::ChangeJobRequest {
         gpus,
         cpus,
         memory_bytes: memory,
+        begin_ms: begin.map(|at| at.0),
+        deadline_ms: deadline.map(|at| at.0),
         held,
     }
 }
@@ -52,6 +57,8 @@ mod tests {
                 timeout: Some(Duration::from_millis(1500)),
                 cpus: Some(3),
                 memory: Some(1 << 40),
+                begin: Some(Timestamp(0)),
+                deadline: Some(Timestamp(9)),
                 ..Change::default()
             },
         ] {

@@ -1548,6 +1548,12 @@ pub struct ChangeJobRequest {
     /// As in HoldJobRequest.
     #[prost(bool, optional, tag = "7")]
     pub held: ::core::option::Option<bool>,
+    /// 0: it may start at any time.
+    #[prost(uint64, optional, tag = "8")]
+    pub begin_ms: ::core::option::Option<u64>,
+    /// 0: it has none.
+    #[prost(uint64, optional, tag = "9")]
+    pub deadline_ms: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveJobRequest {
@@ -1808,6 +1814,12 @@ pub struct JobSpec {
     /// Since when the name is the owner's, where somebody else had it before; 0 otherwise. As `owner`.
     #[prost(uint64, tag = "40")]
     pub owner_since_ms: u64,
+    /// It may not start before; 0 for at once.
+    #[prost(uint64, tag = "42")]
+    pub begin_ms: u64,
+    /// One that could not end by then is not started; 0 for none.
+    #[prost(uint64, tag = "43")]
+    pub deadline_ms: u64,
 }
 /// What an attempt left, for the one after it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

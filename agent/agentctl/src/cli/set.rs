@@ -1,10 +1,11 @@
 //! The arguments of changes to jobs.
 
+use agent_model::Timestamp;
 use agent_model::job::{Change, Priority};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args};
 
-use super::{Needs, Selection};
+use super::{Needs, Selection, moment};
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("changes").args(["gpus", "cpus", "memory", "time"]).required(true).multiple(true))]
@@ -16,6 +17,12 @@ pub(crate) struct SetArgs {
     priority: Option<Priority>,
     #[command(flatten)]
     needs: Needs,
+    /// Not before this moment, as with submit; `now` lets it start at once.
+    #[arg(long, value_name = "TIME", value_parser = date, group = "changes")]
+    begin: Option<Timestamp>,
+    /// By this moment it is to have ended, as with submit; `none` takes the deadline away.
+    #[arg(long, value_name = "TIME", value_parser = date, group = "changes")]
+    deadline: Option<Timestamp>,
     /// Keep it from starting, until it is released.
     #[arg(long, group = "changes", conflicts_with = "release")]
     hold: bool,
@@ -37,9 +44,16 @@ impl SetArgs {
             gpus,
             cpus,
             memory,
+            begin: self.begin,
+            deadline: self.deadline,
             held: (self.hold || self.release).then_some(self.hold),
         }
     }
+}
+
+/// A moment, or a word for none, which is 0.
+fn date(text: &str) -> Result<Timestamp, String> {
+    if ["now", "none"].contains(&text) { Ok(Timestamp(0)) } else { moment(text) }
 }
 
 fn priority() -> impl TypedValueParser<Value = Priority> {
@@ -76,12 +90,18 @@ mod tests {
             change("agentctl set --all --release --memory 8g").unwrap(),
             Change { held: Some(false), memory: Some(8 << 30), ..Change::default() }
         );
+        let none = Some(Timestamp(0));
+        assert_eq!(
+            change("agentctl set a --begin now --deadline none").unwrap(),
+            Change { begin: none, deadline: none, ..Change::default() }
+        );
         for wrong in [
             "set a",
             "set --priority high",
             "set a --hold --release",
             "set a --priority highest",
             "set a --time 0s",
+            "set a --begin soon",
         ] {
             assert!(change(&format!("agentctl {wrong}")).is_err(), "{wrong}");
         }

@@ -4,11 +4,12 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_model::Timestamp;
 use agent_model::job::{Array, ArrayError, WantedEnd};
 use agent_model::sweep::Sampling;
 use clap::{Args, Subcommand};
 
-use super::{lasting, variable};
+use super::{lasting, moment, variable};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SubmitArgs {
@@ -45,6 +46,8 @@ pub(crate) struct SubmitArgs {
     count: Option<Array>,
     #[command(flatten)]
     pub(crate) after: After,
+    #[command(flatten)]
+    pub(crate) dates: Dates,
     /// Read every file again, also those that look as they did at the last submit.
     #[arg(long)]
     pub(crate) rehash: bool,
@@ -135,6 +138,24 @@ pub(crate) struct Needs {
     /// The longest time the command may run, for example 90s, 30m or 2h.
     #[arg(long, value_name = "TIME", value_parser = lasting)]
     pub(crate) time: Option<Duration>,
+}
+
+/// When a job may start.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Dates {
+    /// Not before this moment: 22:00, +2h, 2026-12-01 08:00, or with its offset 2026-12-01T08:00:00+01:00.
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) begin: Option<Timestamp>,
+    /// By this moment it is to have ended: once it could not any more, as far as its time limit says, it is not started
+    /// and fails (JOB-108).
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) deadline: Option<Timestamp>,
+}
+
+impl Dates {
+    pub(crate) fn is_given(&self) -> bool {
+        self.begin.or(self.deadline).is_some()
+    }
 }
 
 /// Jobs that must have ended before this one may start.

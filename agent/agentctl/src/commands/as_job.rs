@@ -46,6 +46,7 @@ pub(super) async fn draft(
 ) -> Result<JobDraft, Failure> {
     let mut draft = JobDraft::from(job.spec.clone());
     // A version is given once: the outputs of the job that is made get the next ones.
+    (draft.begin, draft.deadline) = (None, None);
     draft.output_names.values_mut().for_each(|name| name.version = None);
     if !is_locked {
         return Ok(draft);
@@ -72,7 +73,9 @@ pub(super) async fn draft(
 fn lost_with_submission(draft: &JobDraft) -> Vec<String> {
     let name = draft.name.as_ref().map(|name| format!("the name `{name}`, which is taken"));
     let after = draft.predecessors.iter().map(|before| format!("that it was to {before}"));
-    name.into_iter().chain(after).collect()
+    let dates = [("begin", draft.begin), ("deadline", draft.deadline)];
+    let dates = dates.into_iter().filter_map(|(what, at)| Some(format!("its {what}, {}", moment(at?))));
+    name.into_iter().chain(after).chain(dates).collect()
 }
 
 /// The versions that its outputs got, in words.

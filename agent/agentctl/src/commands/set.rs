@@ -10,7 +10,7 @@ use crate::cli::SetArgs;
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::output::text::{count, duration};
+use crate::output::text::{count, duration, moment};
 
 /// Changes each job. Every job is asked; the first failure is returned.
 pub(super) async fn set(args: &SetArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
@@ -60,6 +60,14 @@ fn words(job: &JobView, change: &Change) -> String {
         change.gpus.map(|_| count(needs.gpus.into(), "GPU")),
         change.cpus.map(|_| count(needs.cpus.into(), "CPU")),
         change.memory.map(|_| agent_model::size::binary(needs.memory) + " of memory"),
+        change.begin.map(|_| {
+            job.spec.begin.map_or("starts at once".to_owned(), |at| format!("not before {}", moment(at)))
+        }),
+        change.deadline.map(|_| {
+            job.spec
+                .deadline
+                .map_or("no deadline".to_owned(), |at| format!("to have ended by {}", moment(at)))
+        }),
         held,
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
@@ -73,6 +81,8 @@ fn document(job: &JobView) -> Value {
         "detail": job.detail,
         "priority": job.priority,
         "timeout_s": job.spec.limits.timeout.map(|limit| limit.as_secs_f64()),
+        "begin_ms": job.begin_ms,
+        "deadline_ms": job.deadline_ms,
         "gpus": needs.gpus,
         "cpus": needs.cpus,
         "memory_bytes": needs.memory,

@@ -115,6 +115,8 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
             add(label, job.tasks.as_ref().map(|tasks| tasks.lines()));
         }
     }
+    add("begin", spec.begin.map(|at| format!("not before {}", moment(at))));
+    add("deadline", spec.deadline.map(|at| format!("to have ended by {}", moment(at))));
     add("description", some(spec.description.trim()));
     add("experiment", some(&job.experiment));
     add("tags", pairs(&spec.tags));

@@ -173,6 +173,8 @@ pub(super) async fn place(
     fitting(&client, &plan, args.strict, output).await?;
     let named = plan.after.iter().map(|(job, end)| (job.as_str(), *end));
     plan.draft.predecessors = predecessors(&client, named.chain(args.after.jobs())).await?;
+    plan.draft.begin = args.dates.begin.or(plan.draft.begin);
+    plan.draft.deadline = args.dates.deadline.or(plan.draft.deadline);
     if let Some(array) = args.array() {
         if let Some(word) = unreplaced(&args.command) {
             output.warn(&format!(
@@ -207,6 +209,14 @@ pub(super) async fn place(
         enqueued => enqueued?,
     };
     output.rest();
+    if args.dates.is_given()
+        && client.job(&job).await?.spec.is_none_or(|spec| spec.begin_ms + spec.deadline_ms == 0)
+    {
+        output.warn(&format!(
+            "the controller is of an earlier release and knows neither --begin nor --deadline: {job} starts as soon as there \
+             is room. Keep it from that: agentctl hold {job}"
+        ));
+    }
     Ok(Placed { client, job, is_array, has_story })
 }
 

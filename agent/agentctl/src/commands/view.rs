@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::client::{person, with_people};
 use crate::output::Paper;
-use crate::output::text::{Tone, duration};
+use crate::output::text::{Tone, duration, soon};
 pub(crate) use machine::{ControllerView, EnvironmentView, NodeView, NoticeView, ShutdownView, grade};
 pub(crate) use parents::{BestView, StepView, TasksView, TrialView};
 
@@ -36,6 +36,10 @@ pub(crate) struct JobView {
     pub(crate) attempt: u64,
     pub(crate) cancel_requested: bool,
     pub(crate) submitted_ms: u64,
+    /// It may not start before.
+    pub(crate) begin_ms: Option<u64>,
+    /// One that could not end by then is not started.
+    pub(crate) deadline_ms: Option<u64>,
     pub(crate) started_ms: Option<u64>,
     pub(crate) ended_ms: Option<u64>,
     /// As a shell shows it: 128 + n for a signal.
@@ -154,7 +158,9 @@ impl TryFrom<v1::Job> for JobView {
             title: spec.display_name.clone(),
             experiment: spec.experiment.clone(),
             priority: spec.priority.name(),
-            detail: with_people(&wire.detail),
+            detail: dated(with_people(&wire.detail), spec.begin, SystemClock.now()),
+            begin_ms: spec.begin.map(|at| at.0),
+            deadline_ms: spec.deadline.map(|at| at.0),
             owner: person(&wire.owner),
             attempt: wire.epoch,
             cancel_requested: wire.cancel_requested,
@@ -191,6 +197,14 @@ impl TryFrom<v1::ReplicaStatus> for ReplicaView {
             exit_code: outcome.as_ref().and_then(|outcome| outcome.exit).map(|exit| exit.shell_code()),
             outcome,
         })
+    }
+}
+
+/// `waits until 22:00, in 1 h 20 min`: the moment that a controller tells is that of no time zone.
+fn dated(detail: String, begin: Option<Timestamp>, now: Timestamp) -> String {
+    match begin.filter(|at| *at > now && detail == format!("waits until {}", at.utc())) {
+        Some(at) => format!("waits until {}, in {}", soon(at, now), duration(at.since(now))),
+        None => detail,
     }
 }
 
@@ -373,6 +387,18 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::output::pretty;
+
+    #[test]
+    fn test_until_when_a_job_waits_is_told_from_now_on() {
+        let (now, hour) = (Timestamp(1_000_000), std::time::Duration::from_secs(3600));
+        let told = |at: Timestamp| dated(format!("waits until {}", at.utc()), Some(at), now);
+        assert_eq!(told(now + hour), "waits until 01:16, in 1 h");
+        assert_eq!(told(now + 48 * hour), "waits until 1970-01-03 00:16:40 UTC, in 2 d");
+        // One that waits for something else says that.
+        for (detail, begin) in [("held by ada", Some(now + hour)), ("next in line", None)] {
+            assert_eq!(dated(detail.to_owned(), begin, now), detail);
+        }
+    }
 
     /// `train-1`, which completed.
     pub(crate) fn ended() -> JobView {

@@ -161,6 +161,15 @@ fn moment_in(at: Timestamp, zone: &TimeZone) -> String {
     }
 }
 
+/// A moment that is to come: its time of day where that is within a day, else with the date.
+pub(crate) fn soon(at: Timestamp, now: Timestamp) -> String {
+    let whole = moment(at);
+    match (whole.get(11..16), at.since(now).as_secs() < 86_400) {
+        (Some(time), true) => time.to_owned(),
+        _ => whole,
+    }
+}
+
 /// A number as people write it: six significant digits, no trailing zeros.
 pub(crate) fn number(value: f64) -> String {
     if value == 0.0 {

@@ -5,12 +5,13 @@
 
 use std::path::{Component, Path};
 
+use agent_jobfile::yaml::Place;
 use agent_jobfile::{self as jobfile, BatchScript};
-use agent_model::JobDraft;
+use agent_model::{Code, Fault, JobDraft};
 
 use super::plan::{Wrong, shell_line};
 use super::{Changes, Plan, Remark, in_file, quoted};
-use crate::cli::variable;
+use crate::cli::{moment, variable};
 
 impl Plan {
     /// A script with such lines. Its command is put into `changes`, for what is given behind it are its arguments.
@@ -22,7 +23,7 @@ impl Plan {
     ) -> Result<Plan, Wrong> {
         let stem = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         let read = jobfile::batch_script(text, &stem).map_err(|refused| in_file(file, refused.into()))?;
-        let BatchScript { draft: asked, after, directory, exported, warnings } = read;
+        let BatchScript { draft: asked, after, directory, exported, begin, deadline, warnings } = read;
         let (code, script) = place(file);
         let script = match &directory {
             None => script,
@@ -34,6 +35,12 @@ impl Plan {
             None => words,
             Some(below) => vec![format!("cd {} && {}", quoted(below), shell_line(&words))],
         };
+        let moment = |(place, text): (Place, String)| {
+            let refuse =
+                |why| Fault::new(Code::JobInvalid, format!("{}: {place}: `{text}`: {why}", file.display()));
+            moment(&text).map_err(|why| refuse(why).fix("correct the line"))
+        };
+        let dates = (begin.map(moment).transpose()?, deadline.map(moment).transpose()?);
         let mut plan = Plan::of_directory(code, changes)?;
         plan.hint = if asked.display_name.is_empty() { stem } else { asked.display_name.clone() };
         plan.after = after;
@@ -44,6 +51,8 @@ impl Plan {
             compute: asked.compute,
             limits: asked.limits,
             resources: asked.resources,
+            begin: dates.0,
+            deadline: dates.1,
             environment_variables: asked.environment_variables,
             ..plan.draft
         };

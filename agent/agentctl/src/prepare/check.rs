@@ -80,7 +80,13 @@ fn read(source: &Source) -> Vec<(PathBuf, Refused)> {
     let (file, folder) = match source {
         Source::Job(file) => (file, None),
         Source::Runconfig { file, folder, .. } => (file, Some(*folder)),
-        Source::Directory(_) | Source::Script { .. } => return Vec::new(),
+        Source::Script { dir, name, .. } => {
+            let file = dir.join(name);
+            let refused =
+                super::read_text(&file).ok().and_then(|text| jobfile::batch_script(&text, name).err());
+            return refused.map(|refused| (file, refused)).into_iter().collect();
+        }
+        Source::Directory(_) => return Vec::new(),
     };
     let Ok(text) = super::read_text(file) else { return Vec::new() };
     if folder.is_none() && jobfile::is_pipeline(&text) {
@@ -117,6 +123,7 @@ mod tests {
                 "command: x ${{inputs.d}}\ncode: gone-code\nfoo: 1\ninputs: {d: {path: gone-data}}\nenvironment: {requirements: gone.txt}\n",
             ),
             ("q/.azureml/a.runconfig", "script: gone.py\nenvironment: {name: e}\n"),
+            ("s.sh", "#!/bin/bash\n#SBATCH --time=soon --mem=lots\ntrue\n"),
             ("ok.yml", "command: x ${{inputs.d}}\ncode: .\nfoo: 1\ninputs: {d: {path: p}}\n"),
         ]);
         let found = check(dir.path());
@@ -124,6 +131,9 @@ mod tests {
         assert_eq!(places, [2, 3]);
         assert_eq!(found.mistakes[0].code, "JOB-102");
         assert!(found.warnings[0].message.contains("did you mean `retry`"), "{found:?}");
+        let found = check(&dir.path().join("s.sh"));
+        let columns: Vec<_> = found.mistakes.iter().map(|mistake| mistake.place.unwrap().column).collect();
+        assert_eq!(columns, [9, 21], "{found:?}");
         let found = check(&dir.path().join("p"));
         assert!(found.mistakes[0].message.contains("no.yml` cannot be read"), "{found:?}");
         let found = check(&dir.path().join("gone.yml"));

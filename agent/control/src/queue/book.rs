@@ -15,6 +15,7 @@ mod arrays;
 mod blocked;
 mod change;
 mod closing;
+mod dates;
 mod environments;
 mod fleet;
 mod gangs;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use agent_model::job::{Predecessor, Resources};
 use agent_model::node::{Capability, Interpreter};
 use agent_model::words::count;
-use agent_model::{JobId, NodeId, size};
+use agent_model::{JobId, NodeId, Timestamp, size};
 
 use super::limits::Excess;
 use super::{Pending, Presence, Pythons, Room, Size, suits, suits_but_for_engines};
@@ -109,6 +109,8 @@ pub(crate) enum Wait {
     Steps { steps: String },
     /// Its next attempt has a date.
     Date,
+    /// It is not to begin before.
+    Begin { at: Timestamp },
     /// After a loss of records, these nodes must first report what they run.
     Unheard { nodes: Arc<str> },
 }
@@ -175,6 +177,7 @@ impl fmt::Display for Wait {
             }
             Wait::Steps { steps } => write!(f, "the next steps start when {steps} ended"),
             Wait::Date => f.write_str("waits for the date of its next attempt"),
+            Wait::Begin { at } => write!(f, "waits until {}", at.utc()),
         }
     }
 }

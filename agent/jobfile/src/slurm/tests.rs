@@ -4,7 +4,7 @@ use super::*;
 fn asked(text: &str) -> Result<(String, Vec<String>), String> {
     let script =
         batch_script(text, "script").map_err(|refused| agent_model::Fault::from(refused).to_string())?;
-    let BatchScript { draft, after, directory, exported, warnings } = script;
+    let BatchScript { draft, after, directory, exported, begin, deadline, warnings } = script;
     let wants = &draft.resources;
     let mut told = Vec::new();
     let mut add = |name: &str, value: String| told.push(format!("{name}={value}"));
@@ -24,6 +24,8 @@ fn asked(text: &str) -> Result<(String, Vec<String>), String> {
     draft.compute.iter().for_each(|pool| add("pool", pool.clone()));
     after.iter().for_each(|(job, end)| add("after", format!("{job}/{}", end.name())));
     directory.iter().for_each(|directory| add("in", directory.clone()));
+    begin.iter().for_each(|(_, begin)| add("begin", begin.clone()));
+    deadline.iter().for_each(|(_, deadline)| add("deadline", deadline.clone()));
     exported.iter().for_each(|name| add("export", name.clone()));
     for (name, value) in &draft.environment_variables {
         let usual = name == JOB_NAME || (name == "SLURM_NTASKS_PER_NODE" && value == "1");
@@ -92,6 +94,7 @@ fn test_scripts_ask_for_what_slurm_would_give_them() {
         (&["--export=NONE", "--get-user-env"], ""),
         (&["--chdir=experiments/a/"], "in=experiments/a"),
         (&["-D ."], ""),
+        (&["-b 22:00 --deadline=2026-12-01T08:00"], "begin=22:00 deadline=2026-12-01T08:00"),
         (&["--mem=0", "--exclusive"], ""),
         (&["--mail-type=END,FAIL", "--mail-user=ada@lab.example"], ""),
         (&["--signal=B:USR1@120", "--requeue", "--open-mode=append"], ""),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{JobDraft, JobSpec, Priority, Resources};
 use crate::words::{count, duration};
-use crate::{Code, Fault, size};
+use crate::{Code, Fault, Timestamp, size};
 
 /// What is to be otherwise; what is absent stays as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +23,10 @@ pub struct Change {
     pub cpus: Option<u32>,
     /// Memory on each node, in bytes; 0 is no requirement.
     pub memory: Option<u64>,
+    /// It may not start before; 0 is no such moment.
+    pub begin: Option<Timestamp>,
+    /// By then it is to have ended; 0 is no such moment.
+    pub deadline: Option<Timestamp>,
     /// A user holds it, or does not any more.
     pub held: Option<bool>,
 }
@@ -54,6 +58,10 @@ impl Change {
                 fault(&format!("it has its {what} already, and they stay until it ends"))
                     .fix("cancel it and submit it again with other needs"),
             );
+        }
+        if self.begin.is_some() || self.deadline.is_some() {
+            let fix = "its time limit says how long it may run: --time";
+            return Some(fault("it has started, so its begin and its deadline count no more").fix(fix));
         }
         if self.held.is_some() {
             let fix = "to end it: agentctl cancel; a job is held or released while it waits";
@@ -105,6 +113,15 @@ impl Change {
             let before = std::mem::replace(&mut needs.memory, memory);
             tell("memory", words(before), words(memory));
         }
+        let date = |at: Option<Timestamp>| at.map_or_else(|| "none".to_owned(), Timestamp::utc);
+        let dates =
+            [("begin", self.begin, &mut draft.begin), ("deadline", self.deadline, &mut draft.deadline)];
+        for (what, new, known) in dates {
+            if let Some(new) = new {
+                let before = std::mem::replace(known, Some(new).filter(|at| at.0 > 0));
+                tell(what, date(before), date(*known));
+            }
+        }
         Ok((JobSpec::try_from(draft)?, told))
     }
 }
@@ -138,6 +155,8 @@ mod tests {
             gpus: Some(2),
             cpus: Some(0),
             memory: Some(8 << 30),
+            begin: Some(Timestamp(1_000)),
+            deadline: Some(Timestamp(0)),
             held: None,
         };
         let before = job(JobDraft::default());
@@ -148,7 +167,8 @@ mod tests {
                 "priority from medium to high",
                 "time limit from none to 8 h",
                 "GPUs from 0 to 2",
-                "memory from none to 8 GiB"
+                "memory from none to 8 GiB",
+                "begin from none to 1970-01-01 00:00:01 UTC"
             ]
         );
         assert_eq!(
@@ -159,9 +179,23 @@ mod tests {
         let mut expected = JobDraft::from(before);
         (expected.priority, expected.limits.timeout) = (Priority::High, change.timeout);
         (expected.resources.gpus, expected.resources.memory) = (2, 8 << 30);
+        expected.begin = change.begin;
         assert_eq!(JobDraft::from(after), expected);
         let odd = Change { timeout: Some(Duration::ZERO), ..Change::default() };
         assert_eq!(odd.applied_to(&job(JobDraft::default())).unwrap_err().code, Code::JobInvalid);
+    }
+
+    #[test]
+    fn test_dates_that_contradict_each_other_are_refused() {
+        let at = |ms| Some(Timestamp(ms));
+        let dated = job(JobDraft { deadline: at(5_000), ..JobDraft::default() });
+        let change = |begin| Change { begin, ..Change::default() }.applied_to(&dated);
+        assert_eq!(change(at(5_000)).unwrap_err().code, Code::JobInvalid);
+        assert!(change(at(4_999)).is_ok());
+        let mut limited = JobDraft { deadline: at(5_000), ..JobDraft::default() };
+        assert_eq!(limited.latest_start(), at(5_000));
+        limited.limits.timeout = Some(Duration::from_secs(2));
+        assert_eq!((limited.latest_start(), JobDraft::default().latest_start()), (at(3_000), None));
     }
 
     #[test]
@@ -183,6 +217,7 @@ mod tests {
             (Change { cpus: Some(1), ..change() }, limited(60), Some("it has its CPUs already")),
             (Change { memory: Some(1 << 30), ..change() }, limited(60), Some("it has its memory already")),
             (Change { held: Some(true), ..change() }, limited(60), Some("it does not wait")),
+            (Change { begin: Some(Timestamp(1)), ..change() }, limited(60), Some("it has started")),
         ] {
             let fault = wanted.refused_while_placed(&job);
             assert_eq!(fault.is_some(), refused.is_some(), "{wanted:?}: {fault:?}");

@@ -16,8 +16,10 @@ use crate::store::JobRecord;
 pub(super) struct Line {
     /// High priority first, then in the order of submission.
     order: BTreeSet<(Reverse<Priority>, u64, JobId)>,
-    /// Those whose next attempt has a date.
+    /// Those that may not start before a date.
     dates: BTreeMap<JobId, Timestamp>,
+    /// From when on it is too late for one to start.
+    deadlines: BTreeMap<JobId, Timestamp>,
     reasons: HashMap<JobId, Wait>,
 }
 
@@ -25,8 +27,11 @@ impl Line {
     /// Adds a job in its order. It is not placed before its date.
     pub(super) fn join(&mut self, job: &JobRecord) {
         self.order.insert(place(job));
-        if let Some(date) = job.not_before {
+        if let Some(date) = job.not_before.max(job.spec.begin) {
             self.dates.insert(job.id.clone(), date);
+        }
+        if let Some(latest) = job.spec.latest_start() {
+            self.deadlines.insert(job.id.clone(), Timestamp(latest.0.saturating_add(1)));
         }
     }
 
@@ -34,6 +39,7 @@ impl Line {
     pub(super) fn leave(&mut self, job: &JobRecord) {
         self.order.remove(&place(job));
         self.dates.remove(&job.id);
+        self.deadlines.remove(&job.id);
         self.reasons.remove(&job.id);
     }
 
@@ -46,7 +52,13 @@ impl Line {
 
     /// The next date.
     pub(super) fn next_date(&self) -> Option<Timestamp> {
-        self.dates.values().min().copied()
+        self.dates.values().chain(self.deadlines.values()).min().copied()
+    }
+
+    /// Those whose date to start is over.
+    pub(super) fn overdue(&self, now: Timestamp) -> Vec<JobId> {
+        let over = self.deadlines.iter().filter(|(_, late)| now >= **late);
+        over.map(|(id, _)| id.clone()).collect()
     }
 
     pub(super) fn has_date(&self, id: &JobId) -> bool {

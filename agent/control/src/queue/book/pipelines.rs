@@ -111,6 +111,7 @@ impl Book {
                 && !matches!(job.state, JobState::Finalizing(_))
                 && !job.state.is_terminal()
                 && scheduler::blocked(job.held.as_deref(), &job.waits_for).is_none()
+                && !self.line.has_date(&job.id)
         };
         let pipelines: Vec<Arc<JobRecord>> = self.jobs.iter().filter(may_go_on).cloned().collect();
         for job in pipelines {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use agent_model::{Fault, JobEvent, JobId, NodeId, Retry};
 
-use super::{Book, Moment, arrays, line, pipelines};
+use super::{Book, Moment, arrays, dates, line, pipelines};
 use crate::scheduler::{self, Pending, Wait};
 use crate::store::ReplicaRecord;
 
@@ -13,6 +13,7 @@ impl Book {
     /// Places what can be placed, if anything changed since the last time.
     pub(crate) fn schedule(&mut self, now: Moment) {
         self.settle_predecessors(now);
+        self.end_overdue(now);
         let come = self.line.come(now.wall);
         if !std::mem::take(&mut self.replan) && !come {
             return;
@@ -57,7 +58,7 @@ impl Book {
             } else if let Some(wait) = scheduler::blocked(self.held_by(job), &job.waits_for) {
                 waiting.push((job.id.clone(), wait));
             } else if self.line.has_date(&job.id) {
-                waiting.push((job.id.clone(), Wait::Date));
+                waiting.push((job.id.clone(), dates::wait(job)));
             } else if let Some(why) = self.closed.clone() {
                 waiting.push((job.id.clone(), Wait::Closed { why }));
             } else if let Some(steps) = pipelines::running(job) {
