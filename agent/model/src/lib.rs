@@ -21,6 +21,7 @@ pub mod curated;
 pub mod data;
 pub mod disk;
 pub mod env;
+pub mod exposition;
 pub mod expr;
 pub mod failpoint;
 pub mod fault;

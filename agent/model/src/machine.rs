@@ -344,6 +344,19 @@ pub enum LivenessEvent {
 }
 
 impl Liveness {
+    /// Its name on the wire and in documents.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Liveness::Enrolling => "enrolling",
+            Liveness::Ready => "ready",
+            Liveness::Degraded => "degraded",
+            Liveness::NotResponding => "not_responding",
+            Liveness::Down => "down",
+            Liveness::Removed => "removed",
+        }
+    }
+
     /// The liveness after `event`.
     #[must_use]
     pub fn after(self, event: LivenessEvent) -> Liveness {

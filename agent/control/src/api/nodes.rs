@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use agent_model::machine::{EligibilityEvent, Liveness};
+use agent_model::machine::EligibilityEvent;
 use agent_model::node::Finding;
 use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::words::count;
@@ -408,15 +408,7 @@ fn to_wire(node: NodeState, now: Timestamp) -> v1::Node {
         labels: Default::default(),
         tunnel: None,
         node: node.record.id.to_string(),
-        liveness: match node.record.liveness {
-            Liveness::Enrolling => "enrolling",
-            Liveness::Ready => "ready",
-            Liveness::Degraded => "degraded",
-            Liveness::NotResponding => "not_responding",
-            Liveness::Down => "down",
-            Liveness::Removed => "removed",
-        }
-        .to_owned(),
+        liveness: node.record.liveness.name().to_owned(),
         eligibility: node.record.eligibility.name().to_owned(),
         last_seen_ms: node.record.last_seen.0,
         inventory: Some(node.record.inventory.into()),
