@@ -289,6 +289,7 @@ impl From<Outcome> for v1::Outcome {
             usage: outcome.usage.map(|usage| v1::Usage {
                 cpu_ms: u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX),
                 memory_peak_bytes: usage.memory_peak,
+                memory_limit_bytes: usage.memory_limit.unwrap_or(0),
             }),
             environment: outcome.environment.map(|used| v1::UsedEnvironment {
                 key: used.key,
@@ -338,9 +339,12 @@ impl TryFrom<v1::Outcome> for Outcome {
             tracking_bytes: wire.tracking_bytes,
             tracking: None,
             artifacts: wire.artifacts.map(Artifacts::try_from).transpose()?,
-            usage: wire.usage.map(|usage| Usage {
-                cpu: Duration::from_millis(usage.cpu_ms),
-                memory_peak: usage.memory_peak_bytes,
+            usage: wire.usage.map(|usage| {
+                Box::new(Usage {
+                    cpu: Duration::from_millis(usage.cpu_ms),
+                    memory_peak: usage.memory_peak_bytes,
+                    memory_limit: (usage.memory_limit_bytes > 0).then_some(usage.memory_limit_bytes),
+                })
             }),
             environment: wire.environment.map(left::used_environment).transpose()?,
             left_out: wire.left_out,
@@ -717,7 +721,11 @@ mod tests {
             tracking_bytes: 12,
             tracking: None,
             artifacts: Some(Artifacts { root: Digest::EMPTY, files: 1, bytes: 2 }),
-            usage: Some(Usage { cpu: Duration::from_millis(1234), memory_peak: 5 }),
+            usage: Some(Box::new(Usage {
+                cpu: Duration::from_millis(1234),
+                memory_peak: 5,
+                memory_limit: Some(9),
+            })),
             environment: Some(Box::new(agent_model::outcome::UsedEnvironment {
                 key: "pip-1".into(),
                 lock: Some(Digest::EMPTY),

@@ -167,6 +167,7 @@ const WORKER: &[(&str, &[&str])] = &[
             "report",
             "secrets",
             "prestaged_trees",
+            "system",
             "telemetry",
             "tracking",
             WHOLE,

@@ -11,7 +11,7 @@ const LEFT: &[(&str, &[&str])] = &[];
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
     ("agent/agentctl", 15_000),
-    ("agent/agentd", 17_500),
+    ("agent/agentd", 18_100),
     ("agent/attach", 2_400),
     ("agent/blocking", 100),
     ("agent/cas", 8_900),
@@ -21,7 +21,7 @@ const CODE: &[(&str, usize)] = &[
     ("agent/fs", 400),
     ("agent/identity", 1_200),
     ("agent/jobfile", 6_800),
-    ("agent/model", 6_100),
+    ("agent/model", 6_200),
     ("agent/node", 1_300),
     ("agent/runtime", 8_800),
     ("agent/shim", 6_400),

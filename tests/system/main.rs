@@ -45,6 +45,7 @@ mod rootless;
 mod runconfig;
 mod runs;
 mod sdk;
+mod see;
 mod sent_code;
 mod sent_outputs;
 mod service;

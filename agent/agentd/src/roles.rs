@@ -58,6 +58,7 @@ use crate::worker::retention::Retention;
 use crate::worker::secrets::Secrets;
 use crate::worker::sessions::Sessions;
 use crate::worker::standing::NodeStanding;
+use crate::worker::system::RunningUse;
 use crate::worker::telemetry::{Telemetry, ToController};
 use crate::worker::upkeep::Upkeep;
 use crate::worker::users::Users;
@@ -395,6 +396,7 @@ async fn start_node(
         executor,
         gpus,
         telemetry,
+        taken: RunningUse::default(),
         outbox,
         tracking,
         retention,

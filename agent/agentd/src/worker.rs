@@ -41,6 +41,7 @@ pub(crate) mod sessions;
 mod slurm;
 mod stand_in;
 pub(crate) mod standing;
+pub(crate) mod system;
 pub(crate) mod telemetry;
 pub(crate) mod tracking;
 pub(crate) mod upkeep;
@@ -68,6 +69,7 @@ use prestaged_trees::PrestagedTrees;
 use report::Outbox;
 use retention::Retention;
 use secrets::Secrets;
+use system::RunningUse;
 use telemetry::Telemetry;
 use tracking::Tracking;
 use users::Users;
@@ -92,6 +94,8 @@ pub(crate) struct Worker {
     pub(crate) executor: Arc<dyn Executor>,
     pub(crate) gpus: Gpus,
     pub(crate) telemetry: Telemetry,
+    /// What running jobs take.
+    pub(crate) taken: RunningUse,
     pub(crate) outbox: Outbox,
     pub(crate) tracking: Tracking,
     pub(crate) retention: Retention,

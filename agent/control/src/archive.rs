@@ -1,4 +1,4 @@
-//! Logs and tracking records of every attempt, kept as plain files that only grow.
+//! Logs, tracking records and what was taken of machines, of every attempt, kept as plain files that only grow.
 //!
 //! Owns `archive/JOB/EPOCH.RANK.CHANNEL`; the length of the file is the length of the channel, so there is no index
 //! that could disagree. Hides files, forced writes and the wake-up of followers. Invariants: bytes once stored at an
@@ -38,12 +38,14 @@ pub(crate) enum Channel {
     Log(Stream),
     /// Metrics, parameters and tags, one JSON record a line.
     Tracking,
+    /// What it took of its machine, one JSON record a line.
+    System,
 }
 
 impl Channel {
     /// From its name on the wire.
     pub(crate) fn parse(word: &str) -> Option<Channel> {
-        let all = Stream::ALL.map(Channel::Log).into_iter().chain([Channel::Tracking]);
+        let all = Stream::ALL.map(Channel::Log).into_iter().chain([Channel::Tracking, Channel::System]);
         all.into_iter().find(|channel| channel.to_string() == word)
     }
 }
@@ -53,6 +55,7 @@ impl std::fmt::Display for Channel {
         match self {
             Channel::Log(stream) => stream.fmt(f),
             Channel::Tracking => f.pad("tracking"),
+            Channel::System => f.pad("system"),
         }
     }
 }
@@ -106,6 +109,10 @@ const RECENT: usize = 16;
 /// The quota of records is that of a log divided by this.
 const RECORDS_PART: u64 = 4;
 
+/// What a job took of its machine is kept up to so many bytes, or up to the quota of a log: months of a job with many
+/// GPUs.
+const SYSTEM: u64 = 32 << 20;
+
 /// The bytes on the disk that are left to the controller's database, which cannot work without them, and to the blobs
 /// of small outputs; on a small disk, a part of it.
 const LEAVE: u64 = 256 << 20;
@@ -145,6 +152,7 @@ impl Archive {
             let quota = match channel {
                 Channel::Log(_) => archive.quota,
                 Channel::Tracking => archive.quota / RECORDS_PART,
+                Channel::System => archive.quota.min(SYSTEM),
             };
             let log_file = Arc::new(LogFile::open(path, quota)?);
             log_files.retain(|_, log_file| log_file.strong_count() > 0);

@@ -58,6 +58,7 @@ pub const NAMES: &[&str] = &[
     "node.log.read",
     "node.log.trim",
     "node.order.write",
+    "node.system.write",
     "node.outcome.deliver",
     "node.outputs.collect",
     "node.outputs.copy",

@@ -38,6 +38,7 @@ pub mod preemption;
 pub mod protocol;
 pub mod size;
 pub mod sweep;
+pub mod system;
 pub mod tracking;
 pub mod tunnel;
 pub mod words;

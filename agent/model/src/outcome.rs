@@ -67,6 +67,9 @@ pub struct Usage {
     pub cpu: Duration,
     /// The most memory it had at a time, in bytes; of its largest process alone where no more is known.
     pub memory_peak: u64,
+    /// How much memory it could have had, in bytes; `None` where that was not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
 }
 
 /// The environment that a command was started in.
@@ -103,7 +106,7 @@ pub struct Outcome {
     pub artifacts: Option<Artifacts>,
     /// What it used, if it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Usage>,
+    pub usage: Option<Box<Usage>>,
     /// What it ran in, if it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<Box<UsedEnvironment>>,

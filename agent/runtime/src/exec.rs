@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::docker::DockerError;
+use agent_shim::cgroup::Groups;
 use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
 use futures_util::future::BoxFuture;
 
@@ -81,6 +82,9 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
 
     /// The supervisor of a job was stopped or frozen: it does nothing until it is continued.
     fn is_halted(&self, dir: &JobDir) -> bool;
+
+    /// The control groups that count what a job uses; none where it has none, or has ended. Reads files of the kernel.
+    fn groups(&self, dir: &JobDir) -> Groups;
 
     /// Kills a job from outside, together with its supervisor, which does not obey. Returns how many processes there
     /// were, and how many are left.

@@ -17,6 +17,7 @@
 pub mod devices;
 mod groups;
 mod places;
+mod usage;
 
 use std::fs::{self, File};
 use std::io;
@@ -29,6 +30,7 @@ use agent_model::{ReplicaId, failpoint};
 
 pub use groups::{Groups, kill_all, kill_container, kill_marked};
 pub use places::{GroupPlace, can_deny, place_of_devices, places, places_of};
+pub use usage::GroupUsage;
 
 use crate::record::DeviceNode;
 use crate::record::Limits;
@@ -221,7 +223,7 @@ fn open_to_children(place: &GroupPlace) {
         let _ = fs::write(shim.join("cgroup.procs"), "0");
     }
     let has = fs::read_to_string(place.parent.join("cgroup.controllers")).unwrap_or_default();
-    for controller in has.split_whitespace().filter(|name| ["memory", "pids"].contains(name)) {
+    for controller in has.split_whitespace().filter(|name| ["memory", "pids", "io"].contains(name)) {
         let _ = fs::write(place.parent.join("cgroup.subtree_control"), format!("+{controller}"));
     }
 }

@@ -224,6 +224,11 @@ impl JobDir {
         self.log_dir().join(stream.file_name())
     }
 
+    /// What it takes of its machine, one interval a line: where the daemon writes it.
+    pub fn system(&self) -> PathBuf {
+        self.log_dir().join("system.jsonl")
+    }
+
     /// Makes the directory, the job's folder and that of the logs; those that exist are left as they are. Whoever needs
     /// another folder makes it.
     pub fn create(&self) -> Result<(), CreateError> {

@@ -2111,6 +2111,9 @@ pub struct Usage {
     /// The most at a time.
     #[prost(uint64, tag = "2")]
     pub memory_peak_bytes: u64,
+    /// How much it could have had; 0 where that was not limited.
+    #[prost(uint64, tag = "3")]
+    pub memory_limit_bytes: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Exit {
@@ -6284,7 +6287,7 @@ pub struct ReadLogRequest {
     pub epoch: u64,
     #[prost(uint32, tag = "3")]
     pub rank: u32,
-    /// job or build.
+    /// job or build; system for what it took of its machine (agent/docs/see.md).
     #[prost(string, tag = "4")]
     pub stream: ::prost::alloc::string::String,
     #[prost(uint64, tag = "5")]

@@ -13,6 +13,9 @@ pub(crate) struct MetricsArgs {
     /// Only this metric; may be repeated.
     #[arg(long, value_name = "NAME")]
     pub(crate) metric: Vec<String>,
+    /// What the jobs take of their machines, instead of what they recorded: processors, memory, disks, GPUs.
+    #[arg(long)]
+    pub(crate) system: bool,
     /// The points as CSV.
     #[arg(long, requires = "history", conflicts_with = "json")]
     pub(crate) csv: bool,

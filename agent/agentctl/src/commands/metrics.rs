@@ -1,6 +1,7 @@
 //! `metrics`: shows what jobs recorded.
 
 mod history;
+pub(super) mod system;
 
 use serde_json::Value;
 
@@ -20,6 +21,9 @@ pub(super) async fn metrics(
     output: &mut Output,
 ) -> Result<(), Failure> {
     let client = Client::find(to).await?;
+    if args.system {
+        return system::show(&client, args, output).await;
+    }
     let mut jobs = Vec::new();
     for job in &args.jobs {
         let view = JobView::try_from(client.job(job).await?)?;

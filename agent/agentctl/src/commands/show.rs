@@ -3,11 +3,13 @@
 use agent_model::job::Input;
 use agent_model::node::Gpu;
 use agent_model::outcome::Usage;
+use agent_model::system::SystemLine;
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::{Value, json};
 
 use super::download::left_out_of;
 use super::jobs::watch;
+use super::metrics::system;
 use super::view::{JobView, NodeView, environment_words};
 use super::{as_job, gpus, pipelines, sweeps};
 use crate::cli::ShowArgs;
@@ -30,8 +32,10 @@ pub(super) async fn show(args: &ShowArgs, to: Option<&Target>, output: &mut Outp
     };
     let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
     let gpus = gpus::of_job(&job.job, &nodes);
+    let takes = system::now(&client, &job).await;
     if args.json {
         let mut document = document(&job, &gpus);
+        document["takes"] = takes.as_ref().map(system::values).into();
         if job.spec.sweep.is_some() {
             let trial = |trial: &JobView| json!({ "job": trial.job, "index": trial.index, "state": trial.state, "trial": trial.trial });
             document["trials"] = sweeps::trials(&client, &job).await?.iter().map(trial).collect();
@@ -42,14 +46,16 @@ pub(super) async fn show(args: &ShowArgs, to: Option<&Target>, output: &mut Outp
         return watch(&client, output, async |paper| whole(&client, &args.job, paper).await).await;
     }
     let paper = output.paper();
-    let text = render(&job, &gpus, SystemClock.now(), paper) + &of_parts(&client, &job, paper).await?;
+    let text = render(&job, &gpus, takes.as_ref(), SystemClock.now(), paper)
+        + &of_parts(&client, &job, paper).await?;
     output.print(&text)
 }
 
 /// A job as it stands, with the trials of a sweep or the steps of a pipeline.
 async fn whole(client: &Client, given: &str, paper: Paper) -> Result<String, Failure> {
     let job = JobView::try_from(client.job(given).await?)?;
-    Ok(render(&job, &[], SystemClock.now(), paper) + &of_parts(client, &job, paper).await?)
+    let takes = system::now(client, &job).await;
+    Ok(render(&job, &[], takes.as_ref(), SystemClock.now(), paper) + &of_parts(client, &job, paper).await?)
 }
 
 /// The trials of a sweep, or the steps of a pipeline, as a table; of any other job nothing.
@@ -62,7 +68,11 @@ fn document(job: &JobView, gpus: &[(&str, &Gpu)]) -> Value {
     let mut document = serde_json::to_value(job).unwrap_or_default(); // our own plain struct
     document["spec"] = job.spec_json();
     document["usage"] = match job.usage() {
-        Some(usage) => json!({ "cpu_s": usage.cpu.as_secs_f64(), "memory_peak_bytes": usage.memory_peak }),
+        Some(usage) => json!({
+            "cpu_s": usage.cpu.as_secs_f64(),
+            "memory_peak_bytes": usage.memory_peak,
+            "memory_limit_bytes": usage.memory_limit,
+        }),
         None => Value::Null,
     };
     let used = job.outcome.as_ref().and_then(|outcome| outcome.environment.as_ref());
@@ -74,11 +84,18 @@ fn document(job: &JobView, gpus: &[(&str, &Gpu)]) -> Value {
     document
 }
 
-fn render(job: &JobView, gpus: &[(&str, &Gpu)], now: Timestamp, paper: Paper) -> String {
+fn render(
+    job: &JobView,
+    gpus: &[(&str, &Gpu)],
+    takes: Option<&SystemLine>,
+    now: Timestamp,
+    paper: Paper,
+) -> String {
     let mut text = String::new();
     let gpus: Vec<String> = gpus.iter().map(|(_, gpu)| gpus::line(gpu)).collect();
     let gpus = (!gpus.is_empty()).then(|| ("gpus", gpus.join("\n")));
-    for (label, value) in facts(job, now).into_iter().chain(gpus) {
+    let takes = takes.map(|line| ("takes now", system::words(line)));
+    for (label, value) in facts(job, now).into_iter().chain(takes).chain(gpus) {
         let label = paper.ink.paint(Tone::Strong, &format!("{label:<12}")).into_owned();
         let lines: Vec<String> = value.lines().map(|line| wrap(&clean(line), paper.width, 13)).collect();
         text.push_str(&format!("{label} {}\n", lines.join(&format!("\n{:13}", ""))));
@@ -141,11 +158,11 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("ran for", job.duration(now).map(duration));
     let used = |usage: Usage| {
         let each = if job.ranks() > 1 { " on a node" } else { "" };
-        format!(
-            "{} of CPU time, at most {} of memory{each}",
-            duration(usage.cpu),
-            size::binary(usage.memory_peak)
-        )
+        let peak = match usage.memory_limit {
+            Some(limit) => format!("{} of {} memory", size::binary(usage.memory_peak), size::binary(limit)),
+            None => format!("{} of memory", size::binary(usage.memory_peak)),
+        };
+        format!("{} of CPU time, at most {peak}{each}", duration(usage.cpu))
     };
     add("used", job.usage().map(used));
     let alone = job.replicas.first().filter(|_| job.ranks() == 1);
@@ -230,7 +247,7 @@ mod tests {
 
     #[test]
     fn test_a_failed_job_is_shown_with_its_fault() {
-        insta::assert_snapshot!(render(&failed(), &[], Timestamp(1_059_000), PAPER), @r"
+        insta::assert_snapshot!(render(&failed(), &[], None, Timestamp(1_059_000), PAPER), @r"
             job          train-1
             state        Failed, exit code 3
             title        python t.py
@@ -239,7 +256,7 @@ mod tests {
             environment  python3 of the machine, as it is
             submitted    1970-01-01 00:16:39 UTC (1 min ago) by root
             ran for      0.4 s
-            used         0.7 s of CPU time, at most 143.1 MiB of memory
+            used         0.7 s of CPU time, at most 143.1 MiB of 1 GiB memory
             attempt      1 on box
 
             error[RUN-101]: the command returned 3
@@ -254,7 +271,7 @@ mod tests {
         draft.inputs.insert("C".into(), Input::Literal("0.5".into()));
         draft.inputs.insert("iris".into(), Input::Folder(agent_model::Digest::EMPTY));
         let job = JobView { spec: draft.validate().unwrap(), ..ended() };
-        let text = render(&job, &[], Timestamp(1_059_000), PAPER);
+        let text = render(&job, &[], None, Timestamp(1_059_000), PAPER);
         let folder = format!("iris: a folder that was sent, {}", &agent_model::Digest::EMPTY.hex()[..12]);
         assert!(text.contains(&format!("inputs       C = 0.5\n             {folder}\n")), "{text}");
         assert_eq!(JobView { title: "python t.py".into(), ..job }.what(), "python t.py --C 0.5");

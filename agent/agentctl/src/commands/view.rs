@@ -277,10 +277,10 @@ impl JobView {
 
     /// The resources its command used: the CPU time of all ranks together, and the highest memory peak of a rank.
     pub(crate) fn usage(&self) -> Option<Usage> {
-        let of_ranks = (0..self.ranks()).filter_map(|rank| self.outcome_of(rank)?.usage);
+        let of_ranks = (0..self.ranks()).filter_map(|rank| self.outcome_of(rank)?.usage.as_deref().copied());
         of_ranks.reduce(|one, other| Usage {
             cpu: one.cpu + other.cpu,
-            memory_peak: one.memory_peak.max(other.memory_peak),
+            ..if one.memory_peak >= other.memory_peak { one } else { other }
         })
     }
 
@@ -431,7 +431,11 @@ pub(crate) mod tests {
                 fault: Some(fault.into()),
                 started_ms: 1_000_000,
                 ended_ms: 1_000_400,
-                usage: Some(v1::Usage { cpu_ms: 700, memory_peak_bytes: 150_000_000 }),
+                usage: Some(v1::Usage {
+                    cpu_ms: 700,
+                    memory_peak_bytes: 150_000_000,
+                    memory_limit_bytes: 1 << 30,
+                }),
                 ..Default::default()
             },
         ))

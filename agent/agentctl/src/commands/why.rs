@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::Duration;
 
-use agent_model::{Clock, SystemClock, Timestamp};
+use agent_model::outcome::Usage;
+use agent_model::{Clock, Code, SystemClock, Timestamp, size};
 use agent_proto::v1;
 use serde_json::{Value, json};
 
@@ -221,7 +222,27 @@ fn advice(job: &JobView, events: &[v1::HistoryEvent]) -> Option<String> {
             format!("It was {}; nothing went wrong.", clean(&canceled()?.text))
         }
         "Queued" => waiting_advice(&job.detail)?.to_owned(),
+        "Completed" | "Failed" if !is_out_of_memory(job) => memory_advice(&job.job, job.usage()?)?,
         _ => return None,
+    })
+}
+
+/// Its fault gives the advice then.
+fn is_out_of_memory(job: &JobView) -> bool {
+    job.cause().is_some_and(|fault| fault.code == Code::OutOfMemory)
+}
+
+/// What its peak of memory says of the next run, when there was little left. Files that the kernel kept in memory, which
+/// it would have given up, count in the peak: so this is no fault.
+fn memory_advice(job: &str, usage: Usage) -> Option<String> {
+    let limit = usage.memory_limit?;
+    let [peak, of] = [usage.memory_peak, limit].map(size::binary);
+    (usage.memory_peak / 19 >= limit / 20).then(|| {
+        format!(
+            "Its memory peaked at {peak} of {of}. Files that the kernel kept in memory count in that: what it took \
+             without them is in `agentctl metrics {job} --system`. If that was near the limit, too, raise \
+             `resources.memory`."
+        )
     })
 }
 

@@ -19,6 +19,7 @@
 mod assign;
 mod ledger;
 mod look;
+mod measured;
 mod nodes;
 mod owner;
 
@@ -29,6 +30,7 @@ use std::time::Duration;
 use agent_model::ReplicaId;
 use agent_model::gpu::Look;
 use agent_model::node::{Finding, Gpu, Inventory};
+use agent_model::system::SystemSample;
 use agent_shim::DeviceNode;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -38,6 +40,8 @@ use tracing::{info, warn};
 pub(crate) use assign::Wait;
 use ledger::Ledger;
 pub(crate) use look::Looker;
+pub(crate) use measured::GpuNumbers;
+use measured::IdleTimes;
 
 /// The interval between looks while there are GPUs, and while there are none.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -62,6 +66,7 @@ struct Shared {
     /// Changes whenever the published state of the GPUs does.
     changed: watch::Sender<u64>,
     inventory: watch::Sender<Inventory>,
+    idle: Mutex<IdleTimes>,
     /// Whether there are GPUs; `None` while that is unknown.
     there: watch::Sender<Option<bool>>,
 }
@@ -82,7 +87,8 @@ impl Gpus {
         ledger.leave_open(is_root && !agent_shim::cgroup::can_deny());
         let ledger = Mutex::new(ledger);
         let (asked, made, changed) = (counter(), counter(), counter());
-        Gpus(Arc::new(Shared { looker, ledger, asked, made, changed, inventory, there }))
+        let idle = Mutex::default();
+        Gpus(Arc::new(Shared { looker, ledger, asked, made, changed, inventory, idle, there }))
     }
 
     /// Runs forever: looks at intervals and on request.
@@ -102,6 +108,7 @@ impl Gpus {
         let owners = owner::owners(strangers).await;
         let mut ledger = self.ledger();
         ledger.absorb(&look, number, owners);
+        self.0.idle.lock().absorb(&look, &ledger.gpus(), Instant::now());
         let there = ledger.are_there();
         self.0.there.send_if_modified(|known| std::mem::replace(known, there) != there);
         self.publish(&ledger);
@@ -173,6 +180,17 @@ impl Gpus {
     /// What is wrong with the GPUs of a replica now, one line each, for users.
     pub(crate) fn trouble(&self, replica: &ReplicaId) -> Vec<String> {
         self.ledger().trouble(replica)
+    }
+
+    /// What the latest look, which is of the last 10 s, shows of these GPUs, numbered in this order.
+    pub(crate) fn sample(&self, gpus: &[String]) -> SystemSample {
+        measured::sample(self.ledger().look(), gpus)
+    }
+
+    /// All GPUs of this machine, in numbers.
+    pub(crate) fn numbers(&self) -> Vec<GpuNumbers> {
+        let ledger = self.ledger();
+        self.0.idle.lock().numbers(ledger.look(), &ledger.gpus())
     }
 
     /// Whether this machine has GPUs; `None` while that is unknown.

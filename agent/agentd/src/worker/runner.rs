@@ -21,6 +21,7 @@
 mod follow;
 mod gang;
 mod launch;
+mod measure;
 mod notice;
 mod prepare;
 mod send;

@@ -1,4 +1,4 @@
-//! Ships logs and tracking records to the controller, without loss and with certainty about what is stored.
+//! Ships logs, tracking records and what jobs take of their machine to the controller, without loss and with certainty about what is stored.
 //!
 //! Owns: the one `Append` stream of the node, and how far each file has been shipped. Hides: offsets,
 //! windows, reconnects.
@@ -55,6 +55,8 @@ pub(crate) enum Content {
     Log(Stream),
     /// Tracking records.
     Tracking,
+    /// What it takes of its machine.
+    System,
 }
 
 impl Content {
@@ -62,6 +64,7 @@ impl Content {
         match self {
             Content::Log(stream) => stream.to_string(),
             Content::Tracking => "tracking".to_owned(),
+            Content::System => "system".to_owned(),
         }
     }
 }
@@ -163,6 +166,11 @@ impl Telemetry {
     /// Ships the tracking records of the job in `dir`.
     pub(crate) fn ship_tracking(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
         self.take(Feed::new(replica.clone(), Content::Tracking, FilePosition::Tracking(dir.clone())))
+    }
+
+    /// Ships what the job in `dir` takes of its machine.
+    pub(crate) fn ship_system(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
+        self.take(Feed::new(replica.clone(), Content::System, FilePosition::Plain(dir.system())))
     }
 
     /// Ships the log of the job in `dir`, and removes what the controller has of it.

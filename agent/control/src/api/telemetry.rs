@@ -386,6 +386,7 @@ impl LogReader {
                     Some(digest) => (digest.size, Some(**digest)),
                     None => (outcome.tracking_bytes, None),
                 },
+                (Some(_), Channel::System) => (0, None), // nothing promises how much there is
                 (Some(outcome), Channel::Log(stream)) => {
                     let end = outcome.streams.iter().find(|end| end.stream == stream);
                     end.map_or((0, None), |end| (end.digest.size, Some(end.digest)))
@@ -398,6 +399,7 @@ impl LogReader {
         }
         let what = match self.channel {
             Channel::Tracking => "metrics".to_owned(),
+            Channel::System => "use of the machine".to_owned(),
             Channel::Log(stream) => format!("{stream} log"),
         };
         let (told, why) = match is_other {

@@ -56,10 +56,11 @@ fn full(name: &str, seq: u64) -> JobRecord {
             tracking_bytes: 0,
             tracking: None,
             artifacts: None,
-            usage: Some(agent_model::outcome::Usage {
+            usage: Some(Box::new(agent_model::outcome::Usage {
                 cpu: std::time::Duration::from_millis(7),
                 memory_peak: 8,
-            }),
+                memory_limit: Some(9),
+            })),
             environment: Some(Box::new(agent_model::outcome::UsedEnvironment {
                 key: "pip-1".into(),
                 lock: Some(Digest::EMPTY),

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use agent_shim::cgroup::Groups;
 use agent_shim::{JobDir, Launch};
 use futures_util::future::{BoxFuture, FutureExt as _};
 use parking_lot::Mutex;
@@ -137,6 +138,10 @@ impl Executor for Fake {
     fn is_halted(&self, dir: &JobDir) -> bool {
         let supervisors = self.shared.supervisors.lock();
         supervisors.get(dir.path()).is_some_and(|found| found.halted.load(Ordering::Relaxed))
+    }
+
+    fn groups(&self, _: &JobDir) -> Groups {
+        Groups::default()
     }
 
     fn end<'a>(

@@ -18,6 +18,7 @@ use std::{fs, io};
 
 use agent_command::Child;
 use agent_model::{Boot, failpoint};
+use agent_shim::cgroup::Groups;
 use agent_shim::wire::{Event, Request};
 use agent_shim::{JobDir, Launch, process};
 use futures_util::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
@@ -26,6 +27,7 @@ use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
 use super::connection::{AGAIN, ANSWER, Connection, JobTrace, LEASES, clear_lost, end_all, look};
+use super::note::Note;
 use super::{
     ContainerSpec, Containers, Executor, Found, LaunchError, ReattachError, Running, last_line, scope,
 };
@@ -81,6 +83,17 @@ impl Executor for Local {
     fn is_halted(&self, dir: &JobDir) -> bool {
         let hello = dir.read_hello().ok().flatten();
         hello.is_some_and(|hello| !hello.container && process::is_halted(hello.pid))
+    }
+
+    fn groups(&self, dir: &JobDir) -> Groups {
+        match dir.read_hello().ok().flatten() {
+            Some(hello) if hello.container => match Note::read(dir) {
+                Ok(Some(note)) => Groups::of_running_container(&note.id),
+                _ => Groups::default(),
+            },
+            Some(hello) => Groups::of(&hello),
+            None => Groups::default(),
+        }
     }
 
     fn end<'a>(

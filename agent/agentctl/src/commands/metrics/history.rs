@@ -37,6 +37,11 @@ impl Point {
         lines.split(|byte| *byte == b'\n').filter_map(TrackingLine::parse).filter_map(point).collect()
     }
 
+    /// The mean of an interval in which the use of a machine was measured.
+    pub(super) fn of_system(job: &str, metric: String, step: i64, time: Timestamp, value: f64) -> Point {
+        Point { job: job.to_owned(), metric, step, time: Some(time), value }
+    }
+
     fn json(&self) -> Value {
         let Point { job, metric, step, time, value: number } = self;
         json!({ "job": job, "metric": metric, "step": step, "time_ms": time.map(|time| time.0), "value": value(*number) })

@@ -48,6 +48,8 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>, went
     let usage = record.status().map(|_| Usage {
         cpu: Duration::from_millis(record.cpu_ms),
         memory_peak: record.memory_peak.unwrap_or(record.max_rss),
+        // The peak of one process is no measure of it.
+        memory_limit: record.limits.memory.filter(|_| record.memory_peak.is_some()),
     });
     Ending { verdict, exit: record.status(), fault, started_at, ended_at, usage }
 }

@@ -240,6 +240,11 @@ impl Ledger {
         self.units.iter().filter(move |unit| self.held.get(&unit.uuid) == Some(replica))
     }
 
+    /// The latest look.
+    pub(super) fn look(&self) -> &Look {
+        &self.look
+    }
+
     fn works(&self) -> bool {
         matches!(self.look.driver, Driver::Works { .. })
     }

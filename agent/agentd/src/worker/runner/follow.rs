@@ -185,6 +185,7 @@ impl Runner {
     async fn follow(&mut self, running: &Running, detail: &str) -> Result<ExitRecord, WaitError> {
         let (mut progress, mut desired) = (running.progress(), self.desired.clone());
         let (mut backoff, mut again) = (Backoff::default(), Instant::now());
+        let mut measuring = self.measure();
         let mut gpus = self.worker.gpus.changes();
         let mut notices = self.worker.preemptions.changes();
         let mut given = self.given.clone();
@@ -194,7 +195,14 @@ impl Runner {
             self.shipping.job.written(written.log_bytes);
             self.shipping.tracking.written(written.tracking_bytes);
             tokio::select! {
-                exit = running.wait() => return exit,
+                exit = running.wait() => {
+                    measuring.end().await;
+                    return exit;
+                }
+                length = measuring.next() => {
+                    self.shipping.system.written(length);
+                    continue;
+                }
                 Ok(()) = progress.changed() => continue,
                 Ok(()) = gpus.changed() => {
                     self.tell_trouble(detail);

@@ -161,7 +161,7 @@ impl Runner {
             tracking_bytes,
             tracking: None,
             artifacts: None,
-            usage: ending.usage,
+            usage: ending.usage.map(Box::new),
             environment: self.used_environment(ending),
             left_out: Vec::new(),
         };

@@ -14,6 +14,7 @@ pub(super) struct Shipping {
     pub(super) job: Shipper,
     pub(super) build: Shipper,
     pub(super) tracking: Shipper,
+    pub(super) system: Shipper,
 }
 
 /// What the controller has of them, in the end.
@@ -31,6 +32,7 @@ impl Shipping {
             job: telemetry.ship_job(replica, dir),
             build: telemetry.ship_build(replica, dir.log(Stream::Build)),
             tracking: telemetry.ship_tracking(replica, dir),
+            system: telemetry.ship_system(replica, dir),
         }
     }
 
@@ -40,10 +42,14 @@ impl Shipping {
         let job = outputs::job_log_end(dir.clone()).await;
         let build = outputs::measure(dir.log(Stream::Build)).await;
         let tracking = outputs::tracking_length(dir.clone()).await;
-        let (job_kept, build_kept, tracking_kept) = tokio::join!(
+        // It is for people: the outcome waits for it no longer than for the rest, and says nothing of it.
+        let system = outputs::length(&dir.system());
+        self.system.hurry();
+        let (job_kept, build_kept, tracking_kept, _) = tokio::join!(
             self.job.stored(job.length()),
             self.build.stored(build.size),
             self.tracking.stored(tracking),
+            self.system.stored(system),
         );
         let mut shipped =
             Shipped { streams: Vec::new(), tracking_bytes: self.tracking.known(), missing: Vec::new() };
@@ -70,8 +76,8 @@ impl Shipping {
         self.all().into_iter().for_each(Shipper::doubt);
     }
 
-    fn all(&self) -> [&Shipper; 3] {
-        [&self.job, &self.build, &self.tracking]
+    fn all(&self) -> [&Shipper; 4] {
+        [&self.job, &self.build, &self.tracking, &self.system]
     }
 }
 

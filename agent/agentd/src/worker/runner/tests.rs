@@ -153,6 +153,7 @@ async fn node_with(
         executor: Arc::new(executor.clone()),
         gpus: Gpus::new(Looker::new(&config), watch::Sender::default(), watch::Sender::default(), []),
         telemetry: Telemetry::new(ToController::Far(nobody())).0,
+        taken: crate::worker::system::RunningUse::default(),
         outbox: Outbox::new(nobody(), config.node_name.clone()),
         tracking: Tracking::start(listener, clock.clone(), std::future::pending()).unwrap().0,
         views: Views::Machine,

@@ -347,6 +347,20 @@ async fn test_want_of_memory_is_told_from_any_other_kill() {
 }
 
 #[tokio::test]
+async fn test_what_a_job_in_a_container_takes_is_counted_from_outside() {
+    let Some(case) = Case::busybox().await else { return };
+    let running = case.start("echo up; sleep 600").await;
+    case.until_log_has("up").await;
+    let usage = case.executor.groups(&case.dir).usage();
+    assert!(
+        usage.memory.is_some_and(|bytes| bytes > 0) && usage.tasks.is_some_and(|tasks| tasks >= 2),
+        "{usage:?}"
+    );
+    running.stop(Duration::ZERO, "seen").await.unwrap();
+    over(&running).await;
+}
+
+#[tokio::test]
 async fn test_stop_ends_a_nasty_tree_and_tells_why() {
     let Some(bench) = Case::busybox().await else { return };
     let script = "trap '' TERM; (trap '' TERM; setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done') & \
