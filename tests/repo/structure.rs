@@ -16,7 +16,7 @@ const CODE: &[(&str, usize)] = &[
     ("agent/blocking", 100),
     ("agent/cas", 8_900),
     ("agent/command", 600),
-    ("agent/control", 17_200),
+    ("agent/control", 17_400),
     ("agent/env", 4_300),
     ("agent/fs", 400),
     ("agent/identity", 1_200),

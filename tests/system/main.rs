@@ -35,6 +35,7 @@ mod outputs;
 mod people;
 mod pipelines;
 mod program;
+mod prometheus;
 mod questions;
 mod queue;
 mod removal;

@@ -24,6 +24,7 @@ mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,6 +78,7 @@ const KEYS: &[Key] = &[
     Key { name: "shutdown_run", default: "" },
     Key { name: "log", default: "info" },
     Key { name: "tracking_port", default: "0" },
+    Key { name: "metrics_listen", default: "" },
     Key { name: "keep_jobs", default: "0s" },
     Key { name: "keep_records", default: "forever" },
     Key { name: "disk_reserve", default: "1GiB" },
@@ -128,6 +130,10 @@ const KEYS: &[Key] = &[
     Key { name: "preemption_endpoint", default: "http://169.254.169.254" },
     Key { name: "preemption_margin", default: "15s" },
 ];
+
+/// The format of the address of the numbers.
+const METRICS: &str =
+    "an address of loopback and a port, such as `127.0.0.1:9465`: whoever reaches it may read it";
 
 /// The format of the address of another store of blobs.
 const BLOB_STORE: &str =
@@ -340,6 +346,8 @@ pub(crate) struct Config {
     pub(crate) log: String,
     /// The loopback port of the tracking endpoint; 0 means any.
     pub(crate) tracking_port: u16,
+    /// The address of loopback at which numbers for Prometheus are served, if any.
+    pub(crate) metrics_listen: Option<SocketAddr>,
     /// What is kept of jobs.
     pub(crate) keep: KeepSettings,
     /// Free disk space below which no job is started, in bytes.
@@ -397,8 +405,8 @@ impl Config {
         let roles = roles_said.parse("`controller`, `node` or both", values::roles)?;
         let controller = controller_socket(&layers, &member, roles, &socket)?;
         let [log, disk_reserve, listen] = layers.all(["log", "disk_reserve", "listen"]);
-        let [tracking_port, blob_store, store_size] =
-            layers.all(["tracking_port", "blob_store", "store_size"]);
+        let [tracking_port, blob_store, store_size, metrics_listen] =
+            layers.all(["tracking_port", "blob_store", "store_size", "metrics_listen"]);
         let [lease, socket_group, operator_group] = layers.all(["lease", "socket_group", "operator_group"]);
         let mut parts = Vec::new();
         let sharing = take(sharing::resolve(&layers)?, &mut parts);
@@ -431,6 +439,7 @@ impl Config {
             shutdown,
             log: log.parse("a level such as `info`, or `info,agentd=debug`", values::log)?,
             tracking_port: tracking_port.parse("a port, or 0 for any", |text| text.parse().ok())?,
+            metrics_listen: metrics_listen.parse(METRICS, values::loopback)?,
             keep,
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
             store_size: store_size.parse("a size such as `50GiB`, or a part such as `25%`", values::share)?,
@@ -456,6 +465,7 @@ impl Config {
                 node_name,
                 log,
                 tracking_port,
+                metrics_listen,
                 disk_reserve,
                 store_size,
                 lease,

@@ -22,6 +22,7 @@ mod incoming;
 mod journal_log;
 mod limits;
 mod membership;
+mod metrics;
 mod node_api;
 mod notify;
 mod open_connections;

@@ -43,6 +43,7 @@ use crate::config::{Config, RunAs};
 use crate::disk::blobs::Unneeded;
 use crate::disk::{DiskKeeper, Lane};
 use crate::membership::{self, Uplink};
+use crate::metrics::{self, NodePage, Numbers};
 use crate::node_api::NodeApi;
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
@@ -197,15 +198,17 @@ pub(crate) async fn start(
     let path = crate::config::identity_file(&config.state_dir);
     let uplink = Uplink::new(&config, &clock).map_err(|source| StartError::State { path, source })?;
     let blobs = blobs::start(&config, supervisor, &clock, &uplink).await?;
+    let (numbers, metrics_listen) = (Numbers::default(), config.metrics_listen);
     let mut socket = config.roles.controller.then(|| config.socket.clone());
     let near = match config.roles.controller {
-        true => Some(start_controller(&config, supervisor, notifier, &clock, &blobs).await?),
+        true => Some(start_controller(&config, supervisor, notifier, &clock, &blobs, &numbers).await?),
         false => None,
     };
     let (mut adopted, mut lane) = (0, Lane::from([Box::new(Unneeded::new(blobs.collector.clone())) as _]));
     if config.roles.node {
         let near = near.filter(|_| config.controller == Address::Unix(config.socket.clone()));
-        let shared = Shared { clock, blobs, disk: disk.clone(), uplink, near };
+        let numbers = numbers.clone();
+        let shared = Shared { clock, blobs, disk: disk.clone(), uplink, near, numbers };
         let (taken_up, more, api) = start_node(config.clone(), supervisor, notifier, shared).await?;
         adopted = taken_up;
         lane.extend(more);
@@ -213,6 +216,7 @@ pub(crate) async fn start(
             socket = Some(config.socket);
         }
     }
+    metrics::serve(metrics_listen, numbers, supervisor);
     reclaim(supervisor, "disk", &disk, lane);
     supervisor.spawn_again(TaskKind::Upkeep, "disk pressure", move || disk.clone().measure());
     let watchdog = notifier.clone();
@@ -228,6 +232,7 @@ struct Shared {
     uplink: Uplink,
     /// The node's controller, if it is in this process.
     near: Option<LogIntake>,
+    numbers: Numbers,
 }
 
 /// Starts the task that makes room with these reclaimers, in this order.
@@ -284,6 +289,7 @@ async fn start_controller(
     notifier: &Notifier,
     clock: &Arc<dyn Clock>,
     blobs: &Blobs,
+    numbers: &Numbers,
 ) -> Result<LogIntake, StartError> {
     let (length, gather, passed) = (config.lease, config.gangs.wait, config.preemption.passed);
     let terms = Terms { length, gather, passed, ..Terms::default() };
@@ -300,6 +306,7 @@ async fn start_controller(
         .await
         .map_err(StartError::Controller)?;
     let (routes, rounds, intake) = (controller.routes(), controller.rounds(), controller.log_intake());
+    let _ = numbers.controller.set(controller.vitals()); // it is empty
     shutdown::look_after(config, controller.standby(), clock, supervisor);
     let pulse = Arc::new(notifier.pulse("controller", CONTROLLER_COMES_ROUND));
     supervisor
@@ -341,7 +348,7 @@ async fn start_node(
     config: Config,
     supervisor: &Supervisor,
     notifier: &Notifier,
-    Shared { clock, blobs, disk, uplink, near }: Shared,
+    Shared { clock, blobs, disk, uplink, near, numbers }: Shared,
 ) -> Result<(usize, Lane, NodeApi), StartError> {
     let controller = dial(&uplink);
     membership::look_after(supervisor, &uplink, &config, &controller, &clock);
@@ -376,8 +383,7 @@ async fn start_node(
     look_after_gpus(supervisor, gpus.clone());
     let outbox = Outbox::new(controller.clone(), config.node_name.clone());
     info!(node = %config.node_name, sharing = ?config.sharing, shim = %shim.display(), "running jobs");
-    let docker = Docker::at(&config.devices.docker_socket);
-    let containers = Containers::new(docker, shim.clone(), config.state_dir.display().to_string());
+    let containers = containers_of(&config, &shim);
     let executor = Arc::new(Local::new(shim, containers.clone()));
     let secrets = Secrets::new(controller.clone(), config.node_name.clone());
     offer_sessions(supervisor, &config, &controller);
@@ -408,7 +414,7 @@ async fn start_node(
     });
     worker.collector.held_by(pins::USER, pins::all(&worker.journal));
     sweep(supervisor, worker.journal.clone(), containers);
-    let (standing, api) = tell_clients(&worker, inventory.clone());
+    let (standing, api) = tell_clients(&worker, inventory.clone(), &numbers);
     let link = ControllerLink {
         controller,
         session: uplink.session,
@@ -425,11 +431,19 @@ async fn start_node(
     Ok((adopted, lane, api))
 }
 
-/// What the node knows of itself, and the services that tell it to clients of this machine.
+/// The containers of jobs of this daemon.
+fn containers_of(config: &Config, shim: &Path) -> Containers {
+    let docker = Docker::at(&config.devices.docker_socket);
+    Containers::new(docker, shim.to_owned(), config.state_dir.display().to_string())
+}
+
+/// What the node knows of itself, and the services that tell it to clients of this machine; its numbers are shown.
 fn tell_clients(
-    worker: &Worker,
+    worker: &Arc<Worker>,
     inventory: watch::Receiver<Inventory>,
+    numbers: &Numbers,
 ) -> (watch::Sender<NodeStanding>, NodeApi) {
+    let _ = numbers.node.set(NodePage::new(worker)); // it is empty
     let (standing, known) = watch::channel(NodeStanding::new(worker.clock.now()));
     (standing, NodeApi::new(worker, socket::operators(&worker.config), inventory, known))
 }

@@ -32,6 +32,7 @@ mod aging;
 mod api;
 mod archive;
 mod audit;
+mod counts;
 mod fanout;
 mod lease;
 mod members;
@@ -49,6 +50,7 @@ mod sim;
 mod standby;
 mod store;
 mod tunnels;
+mod vitals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -74,6 +76,7 @@ pub use standby::{ControllerStops, ShutdownPlan, Standby};
 use store::{Loaded, Store};
 pub use store::{OpenStoreError, StoreError};
 pub use tunnels::{KeptTunnel, TunnelDesk, TunnelRequest, Tunnels};
+pub use vitals::Vitals;
 
 /// The settings of a controller.
 #[derive(Debug, Clone)]
@@ -184,6 +187,7 @@ pub struct Controller {
     keeper: pools::Keeper,
     keep_records: Option<Duration>,
     store: Arc<dyn Store>,
+    vitals: Vitals,
 }
 
 /// The keys that prove what nodes were given.
@@ -240,6 +244,7 @@ impl Controller {
                 Arc::clone(&store),
                 Arc::clone(&clock),
             );
+            let vitals = Vitals::new(queue.clone(), Arc::clone(&clock), task.counts());
             let assets = queue::assets::Assets::new(&task.names(), queue.clone());
             collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store), assets.clone()));
             let keys = grant_keys(&home, &documents)?;
@@ -282,7 +287,7 @@ impl Controller {
                 board: standby::Board::open(&home),
                 about: api::About::new(&config.state_dir, &*clock),
             };
-            Ok(Controller { services, task, keeper, keep_records: config.keep_records, store })
+            Ok(Controller { services, task, keeper, keep_records: config.keep_records, store, vitals })
         }
         .boxed()
     }
@@ -302,6 +307,11 @@ impl Controller {
     /// Shows whether the main loop is running, for a watchdog.
     pub fn rounds(&self) -> Rounds {
         Rounds(self.services.queue.clone())
+    }
+
+    /// Its numbers, for Prometheus.
+    pub fn vitals(&self) -> Vitals {
+        self.vitals.clone()
     }
 
     /// For whoever shuts the machine down.

@@ -32,6 +32,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use self::assets::{AssetChange, AssetError, FoundOutputs, Register};
+use crate::counts::Counts;
 use crate::lease::Orders;
 use crate::scheduler::{Prospect, UserLimits};
 use crate::store::{Alike, Among, Document, JobRecord, Loaded, ReuseRecord, Store, StoreError};
@@ -181,6 +182,8 @@ pub(crate) struct Task {
     harmed: Option<Instant>,
     /// See [`Queue::reuse_candidates`].
     candidates: watch::Sender<Vec<ReuseCandidate>>,
+    /// What is counted of commits.
+    counts: Arc<Mutex<Counts>>,
 }
 
 /// A step that the same may have done before, and the snapshots that must be there for it.
@@ -233,7 +236,8 @@ pub(crate) fn queue(
     let stall = Arc::default();
     let (candidates, found) = watch::channel(Vec::new());
     let queue = Queue { requests: sender, stall: Arc::clone(&stall), candidates: found };
-    (queue, Task { publisher, requests, store, clock, flush: None, stall, harmed: None, candidates })
+    let counts = Arc::default();
+    (queue, Task { publisher, requests, store, clock, flush: None, stall, harmed: None, candidates, counts })
 }
 
 impl Queue {
@@ -522,6 +526,11 @@ impl Task {
         self.publisher.book.names()
     }
 
+    /// What it counts.
+    pub(crate) fn counts(&self) -> Arc<Mutex<Counts>> {
+        Arc::clone(&self.counts)
+    }
+
     /// Works until `shutdown`, then writes all unwritten changes; or until the database is so harmed that only opening
     /// it anew helps. What was acknowledged is in its second copy then.
     pub(crate) async fn run(mut self, shutdown: impl Future<Output = ()>) -> Result<(), HarmedDatabase> {
@@ -651,13 +660,14 @@ impl Task {
     }
 
     async fn commit(&mut self) -> Result<(), AskError> {
-        let changes = self.publisher.book.changes();
+        let (changes, begun) = (self.publisher.book.changes(), Instant::now());
         let written = match failpoint::hit("control.commit") {
             Ok(()) => self.store.commit(&changes).await,
             Err(error) => Err(StoreError::not_tried(&changes, error)),
         };
         if let Err(error) = written {
             tracing::error!(error = &error as &dyn std::error::Error, "cannot commit: trying again soon");
+            self.counts.lock().failed();
             self.flush = Some(Instant::now() + AGAIN);
             self.harmed = error.is_harm().then(|| self.harmed.unwrap_or_else(Instant::now));
             let why = match error {
@@ -670,6 +680,8 @@ impl Task {
             *stall = Some(Stall { since: stall.map_or(since, |stall| stall.since), why });
             return Err(why);
         }
+        self.counts.lock().committed(&changes, begun.elapsed());
+        (self.flush, *self.stall.lock()) = (None, None);
         (self.flush, self.harmed, *self.stall.lock()) = (None, None, None);
         self.publisher.book.show_names(); // whoever sees that a job ended sees its outputs' names
         self.publisher.publish(); // watchers see how a job ended before it leaves the book

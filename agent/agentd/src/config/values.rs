@@ -1,6 +1,7 @@
 //! Parsers of the values of settings. Each returns `None` for an invalid text.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -47,6 +48,14 @@ pub(super) fn listen(text: &str) -> Option<Option<(String, u16)>> {
         return Some(None);
     }
     agent_model::address::host_and_port(text).map(Some)
+}
+
+pub(super) fn loopback(text: &str) -> Option<Option<SocketAddr>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let place: SocketAddr = text.parse().ok()?;
+    (place.ip().is_loopback() && place.port() > 0).then_some(Some(place))
 }
 
 pub(super) fn address(text: &str) -> Option<Address> {
