@@ -1,4 +1,5 @@
-//! Ships logs, tracking records and what jobs take of their machine to the controller, without loss and with certainty about what is stored.
+//! Ships logs, tracking records and what jobs take of their machine to the controller, without loss and with certainty
+//! about what is stored.
 //!
 //! Owns: the one `Append` stream of the node, and how far each file has been shipped. Hides: offsets,
 //! windows, reconnects.
@@ -47,6 +48,10 @@ use pace::{Pace, Sent};
 const REQUESTS: usize = 256;
 /// A controller that owes an answer and gives none for this long is treated as unreachable.
 const SILENCE: Duration = Duration::from_secs(20);
+/// When a controller that knew no channel `system` is asked for it again: it may be of a later release by then.
+const ASKED_AGAIN: Duration = Duration::from_secs(600);
+/// Why nothing of that channel is shipped meanwhile.
+const OLD_CONTROLLER: &str = "the controller is of a release that does not keep it";
 
 /// What a shipped file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,7 +159,14 @@ impl Telemetry {
     pub(crate) fn new(controller: ToController) -> (Telemetry, Hub) {
         let (feeds, arrivals) = mpsc::unbounded_channel();
         let wake = Arc::new(Notify::new());
-        let hub = Hub { arrivals, wake: wake.clone(), controller, flows: Vec::new(), turn: 0 };
+        let hub = Hub {
+            arrivals,
+            wake: wake.clone(),
+            controller,
+            flows: Vec::new(),
+            turn: 0,
+            without_system: None,
+        };
         (Telemetry { feeds, wake }, hub)
     }
 
@@ -241,6 +253,8 @@ pub(crate) struct Hub {
     flows: Vec<Flow>,
     /// The index of the file whose turn it is.
     turn: usize,
+    /// Until when nothing of what jobs take of their machine is shipped: the controller is of a release that knows none.
+    without_system: Option<Instant>,
 }
 
 impl Hub {
@@ -275,7 +289,11 @@ impl Hub {
     }
 
     fn take_arrivals(&mut self) {
+        let without_system = self.without_system.is_some_and(|until| Instant::now() < until);
         while let Ok(feed) = self.arrivals.try_recv() {
+            if without_system && feed.content == Content::System {
+                feed.give_up(OLD_CONTROLLER);
+            }
             self.flows.push(Flow::new(feed));
         }
         let is_done =
@@ -343,6 +361,16 @@ impl Hub {
                         .iter()
                         .filter(|flow| flow.feed.replica == pending.feed.replica)
                         .for_each(|flow| flow.feed.give_up("it wants no more of this replica"));
+                }
+                let is_system = |feed: &Feed| feed.content == Content::System;
+                if agent_proto::fault(&status).code == Code::RequestInvalid
+                    && connection.pending.iter().any(|pending| is_system(&pending.feed))
+                {
+                    // It refuses the whole stream for what it does not know, and logs are on the same one.
+                    info!(%status, "keeping what jobs take of this machine to itself: the controller knows no such channel");
+                    self.without_system = Some(Instant::now() + ASKED_AGAIN);
+                    let system = self.flows.iter().filter(|flow| is_system(&flow.feed));
+                    system.for_each(|flow| flow.feed.give_up(OLD_CONTROLLER));
                 }
                 return Err(status);
             }

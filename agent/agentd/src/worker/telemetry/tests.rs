@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Mutex;
 
+use agent_model::Fault;
 use agent_proto::v1::telemetry_server::{Telemetry as Service, TelemetryServer};
 use agent_shim::LogPolicy;
 use agent_shim::segments::{Reader, Writer};
@@ -25,6 +26,8 @@ enum Mood {
     Broken,
     /// Cannot store this many requests.
     Full(u32),
+    /// Is of a release that knows no channel `system`.
+    Old,
     /// Has lost the last bytes, which it had not acknowledged, as after a crash.
     Forgetful,
 }
@@ -87,6 +90,10 @@ impl Service for Controller {
                 let request = requests.message().await.ok()??;
                 let answer = match now {
                     Mood::Silent if !well => std::future::pending().await,
+                    Mood::Old if request.channel == "system" => {
+                        let fault = Fault::new(Code::RequestInvalid, "the request is not valid");
+                        Err(agent_proto::status(&fault.why("`system` is not a channel")))
+                    }
                     Mood::Broken if !well => Err(Status::unavailable("broken")),
                     Mood::Full(_) if !well => Ok(controller.answer(request, true)),
                     _ => Ok(controller.answer(request, false)),
@@ -184,6 +191,25 @@ async fn test_whatever_a_controller_does_the_log_arrives_whole() {
         assert_eq!(shipper.stored(log.len() as u64).await, ShipEnd::Whole);
         assert!(bench.stored("t.1.0") == log, "moods from {first}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn test_a_controller_of_an_earlier_release_gets_the_logs_all_the_same() {
+    let bench = Bench::new(&[(0, Mood::Old); 9]);
+    let log = numbered(100_000);
+    for replica in ["t.1.0", "u.1.0"] {
+        let (replica, dir) = bench.job(replica);
+        let mut writer = Writer::open(dir.segments(), LogPolicy::default()).unwrap();
+        writer.append(&log, std::time::Instant::now());
+        std::fs::create_dir_all(dir.system().parent().unwrap()).unwrap();
+        std::fs::write(dir.system(), "{}\n").unwrap();
+        let system = bench.telemetry.ship_system(&replica, &dir);
+        let shipper = bench.telemetry.ship_job(&replica, &dir);
+        assert_eq!(shipper.stored(log.len() as u64).await, ShipEnd::Whole);
+        assert!(matches!(system.stored(3).await, ShipEnd::Part { stored: 0, .. }));
+        assert!(bench.stored(&replica.to_string()) == log);
+    }
+    assert_eq!(*bench.controller.connections.lock().unwrap(), 2, "it was asked once");
 }
 
 #[tokio::test(start_paused = true)]
