@@ -34,6 +34,8 @@ use crate::worker::gpus::GpuNumbers;
 
 /// How long a connection is served, with its request.
 const WITHIN: Duration = Duration::from_secs(5);
+/// How long a page waits for the disk of the state directory.
+const DISK_WITHIN: Duration = Duration::from_secs(1);
 /// How many are served at a time.
 const CONNECTIONS: usize = 16;
 /// The longest head of a request, in bytes.
@@ -57,6 +59,8 @@ pub(crate) struct Numbers {
 pub(crate) struct NodePage {
     worker: Arc<Worker>,
     identity: PathBuf,
+    /// One look at the disk at a time.
+    looks: Arc<Semaphore>,
 }
 
 /// Serves them where the configuration says, if it does. Whatever is there by then is shown.
@@ -183,18 +187,26 @@ impl Numbers {
 impl NodePage {
     /// Of the machine of these runners.
     pub(crate) fn new(worker: &Arc<Worker>) -> NodePage {
-        NodePage { worker: Arc::clone(worker), identity: identity_file(&worker.config.state_dir) }
+        NodePage {
+            worker: Arc::clone(worker),
+            identity: identity_file(&worker.config.state_dir),
+            looks: Arc::new(Semaphore::new(1)),
+        }
     }
 
     async fn write(&self, page: &mut MetricsPage) {
         self.jobs(page);
         self.gpus(page);
         let (state, identity) = (self.worker.config.state_dir.clone(), self.identity.clone());
+        // A disk that hangs costs these numbers, one thread, and a moment.
+        let Ok(looks) = Arc::clone(&self.looks).try_acquire_owned() else { return };
         let read = agent_blocking::spawn_blocking(move || {
             let until = Credentials::read(&identity).ok().flatten().and_then(|held| held.certified().ok());
-            (agent_node::disk_free(&state), until.map(|held| held.until))
+            let found = (agent_node::disk_free(&state), until.map(|held| held.until));
+            drop(looks);
+            found
         });
-        let Ok((free, until)) = read.await else { return };
+        let Ok(Ok((free, until))) = timeout(DISK_WITHIN, read).await else { return };
         let reserve = self.worker.config.disk_reserve as f64;
         let help = "Free bytes on the disk of the state directory.";
         page.one("agent_disk_free_bytes", NumberKind::Gauge, help, free as f64);

@@ -13,6 +13,10 @@ use crate::store::{Changes, JobRecord};
 const WAITS: &[f64] = &[0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 43_200.0, 172_800.0];
 const COMMITS: &[f64] = &[0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0];
 
+/// How a job ends, and whose fault that is.
+const ENDS: [&str; 3] = ["Completed", "Failed", "Canceled"];
+const BLAMES: [&str; 5] = ["none", "user", "node", "platform", "network"];
+
 /// Counts since the controller started.
 #[derive(Debug)]
 pub(crate) struct Counts {
@@ -26,7 +30,8 @@ pub(crate) struct Counts {
 impl Default for Counts {
     fn default() -> Counts {
         Counts {
-            ended: BTreeMap::new(),
+            // All of them from the beginning: Prometheus sees no increase in a number that was not there before.
+            ended: ENDS.into_iter().flat_map(|end| BLAMES.map(|blame| ((end, blame), 0))).collect(),
             waited: Histogram::new(WAITS),
             commits: Histogram::new(COMMITS),
             commits_failed: 0,

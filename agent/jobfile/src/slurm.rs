@@ -101,11 +101,14 @@ impl Shape {
         let each = given.take("ntasks-per-node").map(|given| number(&given)).transpose()?;
         let (nodes, tasks) = match (nodes, total, each) {
             (nodes, None, each) => (nodes.unwrap_or(1), each.unwrap_or(1)),
-            (None, Some(total), Some(each)) => (total.div_ceil(each), each.min(total)),
+            (None, Some(total), Some(each)) if total <= each || total % each == 0 => {
+                (total.div_ceil(each), each.min(total))
+            }
             (None, Some(total), None) => (1, total),
             // As with Slurm, the number on each node is then the most.
             (Some(nodes), Some(total), _) if total % nodes == 0 => (nodes, total / nodes),
-            (Some(nodes), Some(total), _) => {
+            (nodes, Some(total), each) => {
+                let nodes = nodes.unwrap_or_else(|| total.div_ceil(each.unwrap_or(1)));
                 let place = all.map(|given| given.place).unwrap_or_default();
                 let what =
                     format!("`--ntasks`: {total} tasks are not the same number on each of {nodes} nodes");

@@ -152,12 +152,6 @@ pub(crate) struct Dates {
     pub(crate) deadline: Option<Timestamp>,
 }
 
-impl Dates {
-    pub(crate) fn is_given(&self) -> bool {
-        self.begin.or(self.deadline).is_some()
-    }
-}
-
 /// Jobs that must have ended before this one may start.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct After {

@@ -189,6 +189,7 @@ pub(super) async fn place(
         make_sweep(&mut plan.draft, settings, &args.drawn)?;
     }
     let is_array = plan.draft.array.is_some();
+    let has_dates = plan.draft.begin.or(plan.draft.deadline).is_some();
     let has_story = plan.draft.sweep.is_some() || plan.pipeline.is_some();
     let care = if args.rehash { Care::Rehash } else { Care::Light };
     let hint = plan.hint.clone();
@@ -209,9 +210,7 @@ pub(super) async fn place(
         enqueued => enqueued?,
     };
     output.rest();
-    if args.dates.is_given()
-        && client.job(&job).await?.spec.is_none_or(|spec| spec.begin_ms + spec.deadline_ms == 0)
-    {
+    if has_dates && client.job(&job).await?.spec.is_none_or(|spec| spec.begin_ms + spec.deadline_ms == 0) {
         output.warn(&format!(
             "the controller is of an earlier release and knows neither --begin nor --deadline: {job} starts as soon as there \
              is room. Keep it from that: agentctl hold {job}"

@@ -139,6 +139,12 @@ impl Shipper {
         self.feed.stored.borrow().bytes
     }
 
+    /// Ends the shipping of the file.
+    pub(crate) fn give_up(&self, why: &str) {
+        self.feed.give_up(why);
+        self.wake.notify_one();
+    }
+
     /// Asks the controller again how much it has, because it refused an outcome for missing bytes.
     pub(crate) fn doubt(&self) {
         self.feed.stored.send_modify(|stored| *stored = Stored { gone: stored.gone, ..Stored::default() });

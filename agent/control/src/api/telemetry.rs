@@ -31,7 +31,7 @@ const UNFORCED: usize = 64 * 1024 * 1024;
 /// Requests that are written and not answered, likewise.
 const UNANSWERED: usize = 1024;
 /// Channels an append stream keeps open.
-const OPEN_LOG_FILES: usize = 64;
+const OPEN_LOG_FILES: usize = 256;
 /// Bytes in one message to a reader.
 const CHUNK: usize = 256 * 1024;
 /// The longest line of tracking records; a longer one is skipped.

@@ -526,7 +526,8 @@ impl Book {
 
     /// The next moment at which a rule applies without a message: a lease ends, or a job's date comes.
     pub(crate) fn next_alarm(&self, now: Moment) -> Option<Boot> {
-        let date = self.line.next_date().map(|date| now.boot + date.since(now.wall));
+        let date =
+            self.line.next_date(self.fleet.unheard().is_none()).map(|date| now.boot + date.since(now.wall));
         self.fleet
             .next_silence()
             .into_iter()

@@ -213,15 +213,16 @@ impl Sqlite {
         let written = async {
             let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
             let last = last_commit(&mut transaction).await?;
+            if last + 1 < line.rev {
+                // A connection that was opened anew took in less of a harmed log than was in it, whoever wrote the rest.
+                return Ok(Written::Behind);
+            }
             if rows::get(&mut transaction, OWNER).await?.as_deref() != Some(&self.owner) {
                 // The first commit of this controller, or another one has written since.
                 if last + 1 != line.rev {
                     return Ok(Written::Taken);
                 }
                 rows::set(&mut transaction, OWNER, &self.owner).await?;
-            } else if last + 1 < line.rev {
-                // A connection that was opened anew took in less of a harmed log than was in it.
-                return Ok(Written::Behind);
             }
             rows::write_all(&mut transaction, line).await?;
             failpoint::hit("control.store.commit")?;

@@ -164,6 +164,7 @@ fn test_values_that_would_make_another_job_are_refused() {
         ("--gres=gpu:a:b:c", "`--gres`: `gpu:a:b:c` is no number of GPUs"),
         ("--gpus=many", "`--gpus`: `many` is no number of GPUs"),
         ("--nodes=2 --gpus=3", "`--gpus`: 3 are not the same number on each of 2 nodes"),
+        ("--ntasks=6 --ntasks-per-node=4", "`--ntasks`: 6 tasks are not the same number on each of 2 nodes"),
         ("--nodes=2 --ntasks=5", "`--ntasks`: 5 tasks are not the same number on each of 2 nodes"),
         ("--dependency=singleton", "`--dependency`: `singleton` is not supported"),
         ("--dependency=afterok:a?afterok:b", "one of several jobs cannot be waited for"),

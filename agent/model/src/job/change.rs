@@ -81,9 +81,13 @@ impl Change {
         }
     }
 
-    /// The job with it, and each difference in words: `priority from medium to high`.
-    pub fn applied_to(&self, job: &JobSpec) -> Result<(JobSpec, Vec<String>), Fault> {
+    /// The job with it, and each difference in words: `priority from medium to high`. Of one that has begun the moment of
+    /// its begin counts no more: with a longer time it could lie too near to the deadline.
+    pub fn applied_to(&self, job: &JobSpec, has_begun: bool) -> Result<(JobSpec, Vec<String>), Fault> {
         let mut draft = JobDraft::from(job.clone());
+        if has_begun {
+            draft.begin = None;
+        }
         let mut told = Vec::new();
         let mut tell = |what: &str, before: String, after: String| {
             if before != after {
@@ -160,7 +164,7 @@ mod tests {
             held: None,
         };
         let before = job(JobDraft::default());
-        let (after, told) = change.applied_to(&before).unwrap();
+        let (after, told) = change.applied_to(&before, false).unwrap();
         assert_eq!(
             told,
             [
@@ -172,7 +176,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            change.applied_to(&after).unwrap(),
+            change.applied_to(&after, false).unwrap(),
             (after.clone(), Vec::new()),
             "asked again it tells nothing"
         );
@@ -182,14 +186,14 @@ mod tests {
         expected.begin = change.begin;
         assert_eq!(JobDraft::from(after), expected);
         let odd = Change { timeout: Some(Duration::ZERO), ..Change::default() };
-        assert_eq!(odd.applied_to(&job(JobDraft::default())).unwrap_err().code, Code::JobInvalid);
+        assert_eq!(odd.applied_to(&job(JobDraft::default()), false).unwrap_err().code, Code::JobInvalid);
     }
 
     #[test]
     fn test_dates_that_contradict_each_other_are_refused() {
         let at = |ms| Some(Timestamp(ms));
         let dated = job(JobDraft { deadline: at(5_000), ..JobDraft::default() });
-        let change = |begin| Change { begin, ..Change::default() }.applied_to(&dated);
+        let change = |begin| Change { begin, ..Change::default() }.applied_to(&dated, false);
         assert_eq!(change(at(5_000)).unwrap_err().code, Code::JobInvalid);
         assert!(change(at(4_999)).is_ok());
         let mut limited = JobDraft { deadline: at(5_000), ..JobDraft::default() };

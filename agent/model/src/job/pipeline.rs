@@ -368,6 +368,7 @@ impl JobSpec {
             owner_since: self.owner_since,
             visible_to_all: self.visible_to_all,
             priority: self.priority,
+            deadline: self.deadline,
             experiment: self.experiment.clone(),
             ..JobDraft::from(step.job.clone())
         };

@@ -3,11 +3,17 @@
 //! Owns what an outcome states about them: a length or an end only of files that the controller has whole, so that
 //! missing bytes cannot delay the outcome. Missing parts are named instead.
 
+use std::time::Duration;
+
 use agent_model::{Digest, ReplicaId, Stream, StreamEnd, size};
 use agent_shim::JobDir;
+use tokio::time::timeout;
 
 use crate::worker::outputs::{self, LogEnd};
 use crate::worker::telemetry::{ShipEnd, Shipper, Telemetry};
+
+/// How long an outcome waits for the rest of what the job took of its machine.
+const SYSTEM_WITHIN: Duration = Duration::from_secs(2);
 
 /// The files of a replica that are shipped.
 pub(super) struct Shipping {
@@ -42,15 +48,16 @@ impl Shipping {
         let job = outputs::job_log_end(dir.clone()).await;
         let build = outputs::measure(dir.log(Stream::Build)).await;
         let tracking = outputs::tracking_length(dir.clone()).await;
-        // It is for people: the outcome waits for it no longer than for the rest, and says nothing of it.
-        let system = outputs::length(&dir.system());
-        self.system.hurry();
-        let (job_kept, build_kept, tracking_kept, _) = tokio::join!(
+        let (job_kept, build_kept, tracking_kept) = tokio::join!(
             self.job.stored(job.length()),
             self.build.stored(build.size),
             self.tracking.stored(tracking),
-            self.system.stored(system),
         );
+        // It is for people: the outcome says nothing of it, and hardly waits for it.
+        let system = outputs::length(&dir.system());
+        if timeout(SYSTEM_WITHIN, self.system.stored(system)).await.is_err() {
+            self.system.give_up("the job has ended");
+        }
         let mut shipped =
             Shipped { streams: Vec::new(), tracking_bytes: self.tracking.known(), missing: Vec::new() };
         shipped.add("metrics", &tracking_kept, tracking, hopeless);

@@ -39,8 +39,11 @@ impl Book {
             return Err(refused_of_pipeline(pipeline.steps.len()));
         }
         match job.waits() {
-            true => drop(change.applied_to(&job.spec)?),
-            false => change.refused_while_placed(&job.spec).map_or(Ok(()), Err)?,
+            true => drop(change.applied_to(&job.spec, false)?),
+            false => {
+                change.refused_while_placed(&job.spec).map_or(Ok(()), Err)?;
+                drop(change.while_placed(&job.spec).applied_to(&job.spec, true)?);
+            }
         }
         if let Some(held) = change.held {
             self.hold(id, held, who, now);
@@ -53,7 +56,7 @@ impl Book {
     fn apply_change(&mut self, id: &JobId, change: &Change, who: &str, now: Moment) {
         let Some(job) = self.jobs.get(id).filter(|job| !job.is_ending()).cloned() else { return };
         let part = if job.waits() { change.clone() } else { change.while_placed(&job.spec) };
-        if let Ok((spec, told)) = part.applied_to(&job.spec)
+        if let Ok((spec, told)) = part.applied_to(&job.spec, !job.waits())
             && !told.is_empty()
         {
             self.line.leave(&job); // its place is by its priority
@@ -73,7 +76,7 @@ impl Book {
 #[cfg(test)]
 pub(super) fn forgotten(mut job: JobRecord) -> JobRecord {
     let usual = Change { priority: Some(Default::default()), ..Change::default() };
-    job.spec = usual.applied_to(&job.spec).map_or(job.spec, |(spec, _)| spec);
+    job.spec = usual.applied_to(&job.spec, false).map_or(job.spec, |(spec, _)| spec);
     job
 }
 
@@ -82,7 +85,7 @@ mod tests {
     use std::time::Duration;
 
     use agent_model::job::{Array, JobDraft, Priority};
-    use agent_model::{Code, NodeId};
+    use agent_model::{Code, NodeId, Timestamp};
 
     use super::super::Submission;
     use super::super::tests::{START, book, moment, submission};
@@ -163,6 +166,21 @@ mod tests {
         book.cancel(&name("a"), "ada", moment(3, START));
         assert!(!change(&mut book, "a", &of_time(200)).unwrap(), "it ends");
         assert!(!change(&mut book, "nobody", &of_time(200)).unwrap());
+    }
+
+    #[test]
+    fn test_the_dates_of_a_job_that_runs_keep_no_time_from_it() {
+        let mut book = book(1, START);
+        let one = submission("a", Priority::Medium, 1);
+        let mut draft = JobDraft::from(one.spec);
+        draft.limits.timeout = Some(Duration::from_secs(60));
+        let now = moment(1, START).wall;
+        (draft.begin, draft.deadline) = (Some(now), Some(Timestamp(now.0 + 70_000)));
+        book.submit(Submission { spec: draft.validate().unwrap(), ..one }, moment(1, START)).unwrap();
+        book.schedule(moment(1, START));
+        assert_eq!(book.job(&name("a")).unwrap().state, JobState::Preparing);
+        assert!(change(&mut book, "a", &of_time(90)).unwrap());
+        assert_eq!((limit(&book, "a"), told(&book, "a").len()), (90, 1));
     }
 
     #[test]

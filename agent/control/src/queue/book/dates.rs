@@ -33,15 +33,19 @@ fn overdue(job: &JobRecord) -> Fault {
 }
 
 impl Book {
-    /// Ends what waits and could not end in time any more.
+    /// Ends what waits and could not end in time any more; not while a node that may run it has yet to be heard.
     pub(super) fn end_overdue(&mut self, now: Moment) {
+        if self.fleet.unheard().is_some() {
+            return;
+        }
         for id in self.line.overdue(now.wall) {
             let Some(job) = self.jobs.get(&id).cloned() else { continue };
             let fault = overdue(&job);
             (self.urgent, self.replan) = (true, true);
             self.jobs.tell(&id, None, now, fault.what.clone());
             match job.state {
-                JobState::Queued => {
+                // A pipeline waits until its first step runs, and the steps before that are jobs already.
+                JobState::Queued if job.tasks.as_ref().is_none_or(|tasks| tasks.active.is_empty()) => {
                     self.jobs.advance(&id, JobEvent::NeverDue);
                     self.end(&id, without_run(Verdict::Failed, Some(fault), now.wall), now);
                 }
@@ -145,6 +149,23 @@ mod tests {
         assert!(book.job(&name("p--0")).is_none() && state(&book, "p") == JobState::Queued);
         book.schedule(after(60));
         assert_eq!(state(&book, "p--0"), JobState::Preparing);
+    }
+
+    #[test]
+    fn test_a_pipeline_of_which_a_step_waits_ends_with_it_at_its_deadline() {
+        let mut book = book(1, START);
+        submit(&mut book, "busy", |_| ());
+        let steps = vec![step("prep", &[]), step("train", &[0])];
+        let outputs = std::collections::BTreeMap::new();
+        let whole = Pipeline { steps, outputs, continue_on_failure: true, force_rerun: false, again: None };
+        let one = pipelines::tests::submit("p", whole);
+        let spec = JobDraft { deadline: at(60), ..JobDraft::from(one.spec) }.validate().unwrap();
+        book.submit(Submission { spec, ..one }, after(0)).unwrap();
+        book.schedule(after(1));
+        assert_eq!(state(&book, "p--0"), JobState::Queued);
+        book.schedule(after(61));
+        assert_eq!([state(&book, "p--0"), state(&book, "p")], [JobState::Failed; 2]);
+        assert_eq!(book.line.iter().count(), 0);
     }
 
     #[test]

@@ -50,9 +50,10 @@ impl Line {
         self.dates.len() < before
     }
 
-    /// The next date.
-    pub(super) fn next_date(&self) -> Option<Timestamp> {
-        self.dates.values().chain(self.deadlines.values()).min().copied()
+    /// The next date; that of a deadline only if it is followed.
+    pub(super) fn next_date(&self, with_deadlines: bool) -> Option<Timestamp> {
+        let deadlines = self.deadlines.values().filter(|_| with_deadlines);
+        self.dates.values().chain(deadlines).min().copied()
     }
 
     /// Those whose date to start is over.
