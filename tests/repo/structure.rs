@@ -10,18 +10,18 @@ const LEFT: &[(&str, &[&str])] = &[];
 
 /// Lines of code that each crate may have, its tests not counted. Whoever raises one says in the commit what it is for.
 const CODE: &[(&str, usize)] = &[
-    ("agent/agentctl", 15_000),
-    ("agent/agentd", 18_100),
+    ("agent/agentctl", 15_300),
+    ("agent/agentd", 18_300),
     ("agent/attach", 2_400),
     ("agent/blocking", 100),
     ("agent/cas", 8_900),
     ("agent/command", 600),
-    ("agent/control", 17_400),
+    ("agent/control", 17_600),
     ("agent/env", 4_300),
     ("agent/fs", 400),
     ("agent/identity", 1_200),
     ("agent/jobfile", 6_800),
-    ("agent/model", 6_200),
+    ("agent/model", 6_400),
     ("agent/node", 1_300),
     ("agent/runtime", 8_800),
     ("agent/shim", 6_400),
