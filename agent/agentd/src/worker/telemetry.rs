@@ -352,6 +352,28 @@ impl Hub {
         Ok(())
     }
 
+    /// What is not sent again after the stream was refused.
+    fn take_refusal(&mut self, connection: &Connection, status: &Status) {
+        // Answers arrive in order, so the oldest request was refused.
+        if let Some(pending) = connection.pending.front().filter(|_| is_refusal(status)) {
+            info!(replica = %pending.feed.replica, %status, "forgetting replica: the controller wants no more of it");
+            self.flows
+                .iter()
+                .filter(|flow| flow.feed.replica == pending.feed.replica)
+                .for_each(|flow| flow.feed.give_up("it wants no more of this replica"));
+        }
+        let is_system = |feed: &Feed| feed.content == Content::System;
+        if agent_proto::fault(status).code == Code::RequestInvalid
+            && connection.pending.iter().any(|pending| is_system(&pending.feed))
+        {
+            // It refuses the whole stream for what it does not know, and logs are on the same one.
+            info!(%status, "keeping what jobs take of this machine to itself: the controller knows no such channel");
+            self.without_system = Some(Instant::now() + ASKED_AGAIN);
+            let system = self.flows.iter().filter(|flow| is_system(&flow.feed));
+            system.for_each(|flow| flow.feed.give_up(OLD_CONTROLLER));
+        }
+    }
+
     fn take_answer(
         &mut self,
         connection: &mut Connection,
@@ -360,24 +382,7 @@ impl Hub {
         let answer = match answer {
             Ok(answer) => answer,
             Err(status) => {
-                // Answers arrive in order, so the oldest request was refused.
-                if let Some(pending) = connection.pending.front().filter(|_| is_refusal(&status)) {
-                    info!(replica = %pending.feed.replica, %status, "forgetting replica: the controller wants no more of it");
-                    self.flows
-                        .iter()
-                        .filter(|flow| flow.feed.replica == pending.feed.replica)
-                        .for_each(|flow| flow.feed.give_up("it wants no more of this replica"));
-                }
-                let is_system = |feed: &Feed| feed.content == Content::System;
-                if agent_proto::fault(&status).code == Code::RequestInvalid
-                    && connection.pending.iter().any(|pending| is_system(&pending.feed))
-                {
-                    // It refuses the whole stream for what it does not know, and logs are on the same one.
-                    info!(%status, "keeping what jobs take of this machine to itself: the controller knows no such channel");
-                    self.without_system = Some(Instant::now() + ASKED_AGAIN);
-                    let system = self.flows.iter().filter(|flow| is_system(&flow.feed));
-                    system.for_each(|flow| flow.feed.give_up(OLD_CONTROLLER));
-                }
+                self.take_refusal(connection, &status);
                 return Err(status);
             }
         };
