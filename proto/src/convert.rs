@@ -364,13 +364,7 @@ impl From<Fault> for v1::Fault {
             what: fault.what,
             why: fault.why,
             fix: fault.fix.unwrap_or_default(),
-            blame: match fault.blame {
-                Blame::User => "user",
-                Blame::Node => "node",
-                Blame::Platform => "platform",
-                Blame::Network => "network",
-            }
-            .to_owned(),
+            blame: fault.blame.name().to_owned(),
             retry: Some(match fault.retry {
                 Retry::Never => Wire::Never(true),
                 Retry::SameNode => Wire::SameNode(true),
@@ -389,13 +383,8 @@ impl TryFrom<v1::Fault> for Fault {
         let mut fault = Fault::new(code, wire.what);
         fault.why = wire.why;
         fault.fix = optional(wire.fix);
-        fault.blame = match wire.blame.as_str() {
-            "user" => Blame::User,
-            "node" => Blame::Node,
-            "platform" => Blame::Platform,
-            "network" => Blame::Network,
-            other => return Err(value("blame", other)),
-        };
+        let blame = Blame::ALL.into_iter().find(|blame| blame.name() == wire.blame);
+        fault.blame = blame.ok_or_else(|| value("blame", &wire.blame))?;
         fault.retry = match wire.retry.ok_or(WireError::Missing("retry"))? {
             Wire::Never(_) => Retry::Never,
             Wire::SameNode(_) => Retry::SameNode,

@@ -23,42 +23,13 @@ use std::thread::ScopedJoinHandle;
 
 use agent_cas::Hasher;
 use agent_model::protocol::log::{Splice, splice};
-use agent_model::{Digest, JobId, ReplicaId, Stream, failpoint};
+use agent_model::{Channel, Digest, JobId, ReplicaId, failpoint};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::fs::fstatvfs;
 use tokio::sync::watch;
 
 use self::fresh::Fresh;
-
-/// A kind of data that is kept of a replica. Each has its own byte offsets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Channel {
-    /// A log.
-    Log(Stream),
-    /// Metrics, parameters and tags, one JSON record a line.
-    Tracking,
-    /// What it took of its machine, one JSON record a line.
-    System,
-}
-
-impl Channel {
-    /// From its name on the wire.
-    pub(crate) fn parse(word: &str) -> Option<Channel> {
-        let all = Stream::ALL.map(Channel::Log).into_iter().chain([Channel::Tracking, Channel::System]);
-        all.into_iter().find(|channel| channel.to_string() == word)
-    }
-}
-
-impl std::fmt::Display for Channel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Channel::Log(stream) => stream.fmt(f),
-            Channel::Tracking => f.pad("tracking"),
-            Channel::System => f.pad("system"),
-        }
-    }
-}
 
 /// The step of storing bytes that failed.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,7 @@ const COMMITS: &[f64] = &[0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0];
 
 /// How a job ends, and whose fault that is.
 const ENDS: [&str; 3] = ["Completed", "Failed", "Canceled"];
-const BLAMES: [&str; 5] = ["none", "user", "node", "platform", "network"];
+const NOBODYS: &str = "none";
 
 /// Counts since the controller started.
 #[derive(Debug)]
@@ -31,7 +31,15 @@ impl Default for Counts {
     fn default() -> Counts {
         Counts {
             // All of them from the beginning: Prometheus sees no increase in a number that was not there before.
-            ended: ENDS.into_iter().flat_map(|end| BLAMES.map(|blame| ((end, blame), 0))).collect(),
+            ended: ENDS
+                .into_iter()
+                .flat_map(|end| {
+                    [NOBODYS]
+                        .into_iter()
+                        .chain(Blame::ALL.map(Blame::name))
+                        .map(move |blame| ((end, blame), 0))
+                })
+                .collect(),
             waited: Histogram::new(WAITS),
             commits: Histogram::new(COMMITS),
             commits_failed: 0,
@@ -63,15 +71,10 @@ impl Counts {
     }
 }
 
-/// Whose fault the end of a job was; `none` where there was none.
+/// Whose fault the end of a job was.
 fn blame(job: &JobRecord) -> &'static str {
-    match job.outcome.as_ref().and_then(|outcome| outcome.fault.as_ref()).map(|fault| fault.blame) {
-        None => "none",
-        Some(Blame::User) => "user",
-        Some(Blame::Node) => "node",
-        Some(Blame::Platform) => "platform",
-        Some(Blame::Network) => "network",
-    }
+    let fault = job.outcome.as_ref().and_then(|outcome| outcome.fault.as_ref());
+    fault.map_or(NOBODYS, |fault| fault.blame.name())
 }
 
 impl Counts {

@@ -26,6 +26,21 @@ pub enum Blame {
     Network,
 }
 
+impl Blame {
+    /// Each of them.
+    pub const ALL: [Blame; 4] = [Blame::User, Blame::Node, Blame::Platform, Blame::Network];
+
+    /// Its word, which is also that on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Blame::User => "user",
+            Blame::Node => "node",
+            Blame::Platform => "platform",
+            Blame::Network => "network",
+        }
+    }
+}
+
 /// Whether another attempt may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -396,6 +396,35 @@ impl fmt::Display for Stream {
     }
 }
 
+/// What is shipped of a replica, and kept. Each has its own byte offsets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Channel {
+    /// A log.
+    Log(Stream),
+    /// Metrics, parameters and tags, one JSON record a line.
+    Tracking,
+    /// What it took of its machine, one JSON record a line.
+    System,
+}
+
+impl Channel {
+    /// From its name on the wire.
+    pub fn parse(word: &str) -> Option<Channel> {
+        let all = Stream::ALL.map(Channel::Log).into_iter().chain([Channel::Tracking, Channel::System]);
+        all.into_iter().find(|channel| channel.to_string() == word)
+    }
+}
+
+impl fmt::Display for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Channel::Log(stream) => stream.fmt(f),
+            Channel::Tracking => f.pad("tracking"),
+            Channel::System => f.pad("system"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

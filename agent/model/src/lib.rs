@@ -51,7 +51,7 @@ pub use clock::{Boot, Clock, ManualClock, SystemClock, Timestamp};
 pub use data::{DataInput, DataOutput, DataUri, SnapshotRef};
 pub use env::EnvSpec;
 pub use fault::{Blame, Code, Fault, Retry};
-pub use ids::{Digest, Epoch, JobId, NodeId, PoolName, ReplicaId, Stream, UserName};
+pub use ids::{Channel, Digest, Epoch, JobId, NodeId, PoolName, ReplicaId, Stream, UserName};
 pub use job::{JobDraft, JobSpec, pipeline};
 pub use machine::{JobEvent, JobState, ReplicaStep, Verdict};
 pub use outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, last_lines};

@@ -137,7 +137,8 @@ impl SystemInterval {
     }
 }
 
-fn rounded(value: f64) -> f64 {
+/// To one digit after the point.
+pub fn rounded(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 

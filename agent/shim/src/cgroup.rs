@@ -30,7 +30,7 @@ use agent_model::{ReplicaId, failpoint};
 
 pub use groups::{Groups, kill_all, kill_container, kill_marked};
 pub use places::{GroupPlace, can_deny, place_of_devices, places, places_of};
-pub use usage::GroupUsage;
+pub use usage::{GroupUsage, counter};
 
 use crate::record::DeviceNode;
 use crate::record::Limits;

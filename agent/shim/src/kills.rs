@@ -1,10 +1,9 @@
 //! How many processes the kernel has ended for want of memory: in a control group, on the machine, and since a
 //! moment.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::GroupPlace;
+use crate::cgroup::{GroupPlace, counter};
 use crate::record::KillCount;
 
 impl KillCount {
@@ -36,14 +35,10 @@ pub fn on_machine() -> Option<u64> {
     counter(Path::new(MACHINE), NAME)
 }
 
-/// A number from a file that has a name and a number in each line.
-pub fn counter(file: &Path, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use agent_model::ExitStatus;
 use agent_shim::OomScope;
-use agent_shim::cgroup::{GroupPlace, Groups};
-use agent_shim::kills::{self, counter};
+use agent_shim::cgroup::{GroupPlace, Groups, counter};
+use agent_shim::kills;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Watches the memory of one job, from before it starts.

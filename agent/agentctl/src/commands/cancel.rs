@@ -1,6 +1,7 @@
 //! `cancel`: ask jobs to end. Asking twice, or asking of a job that ended, changes nothing.
 //!
-//! [`choose`] finds the jobs by name, state or experiment, for every command that takes many jobs.
+//! [`choose`] finds the jobs by name, state or experiment, and [`each`] does something with each of them, for every
+//! command that takes many jobs.
 
 use agent_proto::v1;
 use futures_util::StreamExt;
@@ -20,15 +21,9 @@ pub(super) async fn cancel(
     output: &mut Output,
 ) -> Result<(), Failure> {
     let client = Client::find(to).await?;
-    let mut first = None;
-    let mut asked = Vec::new();
-    for given in choose(&client, &args.choice, true, |_| true, output).await? {
-        match ask(&client, &given, output).await {
-            Ok(job) => asked.push(job),
-            Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
-            Err(failure) => first = Some(failure),
-        }
-    }
+    let names = choose(&client, &args.choice, true, |_| true, output).await?;
+    let (mut asked, first) =
+        each(&names, output, async |given, output| ask(&client, given, output).await).await;
     if args.wait {
         for (job, state) in &mut asked {
             *state = wait(&client, job, output).await?;
@@ -69,6 +64,23 @@ pub(super) async fn choose(
         });
     }
     Ok(names)
+}
+
+/// Does something with each of these jobs. Returns what came of it, and the first failure; the faults after that are told.
+pub(super) async fn each<T>(
+    names: &[String],
+    output: &mut Output,
+    work: impl AsyncFn(&str, &mut Output) -> Result<T, Failure>,
+) -> (Vec<T>, Option<Failure>) {
+    let (mut done, mut first) = (Vec::new(), None);
+    for given in names {
+        match work(given, output).await {
+            Ok(one) => done.push(one),
+            Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
+            Err(failure) => first = Some(failure),
+        }
+    }
+    (done, first)
 }
 
 /// Returns the job's whole name and its state.

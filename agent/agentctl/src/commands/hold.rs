@@ -2,7 +2,7 @@
 
 use agent_proto::v1;
 
-use super::cancel::choose;
+use super::cancel::{choose, each};
 use super::view::JobView;
 use crate::cli::Selection;
 use crate::client::{Client, Target, answer};
@@ -18,14 +18,9 @@ pub(super) async fn hold(
 ) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let waits = |job: &JobView| job.state == "Queued";
-    let mut first = None;
-    for given in choose(&client, choice, true, waits, output).await? {
-        match set(&client, &given, held, output).await {
-            Ok(()) => {}
-            Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
-            Err(failure) => first = Some(failure),
-        }
-    }
+    let names = choose(&client, choice, true, waits, output).await?;
+    let (_, first) =
+        each(&names, output, async |given, output| set(&client, given, held, output).await).await;
     first.map_or(Ok(()), Err)
 }
 

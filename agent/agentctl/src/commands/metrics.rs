@@ -38,21 +38,35 @@ pub(super) async fn metrics(
     let summed = jobs.iter().map(|(job, records)| (job, Recorded::read(records, &args.metric)));
     let summed: Vec<_> = summed.collect();
     if args.json {
-        let mut all: Vec<Value> = summed.iter().map(|(job, recorded)| recorded.json(job)).collect();
-        return match all.len() {
-            1 => output.json(&all.remove(0)),
-            _ => output.json(&all),
-        };
+        return documents(summed.iter().map(|(job, recorded)| recorded.json(job)).collect(), output);
     }
     let paper = output.paper();
-    for (place, (job, recorded)) in summed.iter().enumerate() {
-        if summed.len() > 1 {
+    let told = summed.iter().map(|(job, recorded)| {
+        let tables = recorded.render(paper);
+        let tables = if tables.is_empty() { Err(nothing(job, &args.metric)) } else { Ok(tables) };
+        (job.as_str(), tables)
+    });
+    each_below_its_name(told.collect(), output)
+}
+
+/// One document by itself, several as a list.
+fn documents(mut all: Vec<Value>, output: &mut Output) -> Result<(), Failure> {
+    match all.len() {
+        1 => output.json(&all.remove(0)),
+        _ => output.json(&all),
+    }
+}
+
+/// A text for each job, below its name where there are several; or a note in its place.
+fn each_below_its_name(all: Vec<(&str, Result<String, String>)>, output: &mut Output) -> Result<(), Failure> {
+    let are_several = all.len() > 1;
+    for (place, (job, text)) in all.into_iter().enumerate() {
+        if are_several {
             output.print(&format!("{}{job}\n", if place > 0 { "\n" } else { "" }))?;
         }
-        let tables = recorded.render(paper);
-        match tables.is_empty() {
-            true => output.note(&nothing(job, &args.metric)),
-            false => output.print(&tables)?,
+        match text {
+            Ok(text) => output.print(&text)?,
+            Err(note) => output.note(&note),
         }
     }
     Ok(())

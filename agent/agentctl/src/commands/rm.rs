@@ -6,7 +6,7 @@ use agent_model::{Clock, SystemClock, Timestamp, size};
 use agent_proto::v1;
 use serde_json::json;
 
-use super::cancel::choose;
+use super::cancel::{choose, each};
 use super::lost::await_word;
 use super::view::JobView;
 use crate::cli::RmArgs;
@@ -23,17 +23,10 @@ pub(super) async fn rm(args: &RmArgs, to: Option<&Target>, output: &mut Output) 
     if args.choice.jobs.is_empty() && !args.yes {
         confirm(&names, output)?;
     }
-    let (mut first, mut removed, mut left) = (None, Vec::new(), 0);
-    for given in &names {
-        match remove(&client, given, output).await {
-            Ok((job, size)) => {
-                removed.push(job);
-                left += size;
-            }
-            Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
-            Err(failure) => first = Some(failure),
-        }
-    }
+    let (removed, first) =
+        each(&names, output, async |given, output| remove(&client, given, output).await).await;
+    let (removed, sizes): (Vec<String>, Vec<u64>) = removed.into_iter().unzip();
+    let left: u64 = sizes.iter().sum();
     if removed.len() > 1 {
         output.note(&format!("removed {}", count(removed.len() as u64, "job")));
     }

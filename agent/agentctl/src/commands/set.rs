@@ -4,7 +4,7 @@ use agent_model::job::Change;
 use agent_proto::change_request;
 use serde_json::{Value, json};
 
-use super::cancel::choose;
+use super::cancel::{choose, each};
 use super::view::JobView;
 use crate::cli::SetArgs;
 use crate::client::{Client, Target, answer};
@@ -17,15 +17,11 @@ pub(super) async fn set(args: &SetArgs, to: Option<&Target>, output: &mut Output
     let client = Client::find(to).await?;
     let change = args.change();
     let fits = |job: &JobView| job.state == "Queued" || job.tasks.is_some() || change.held.is_none();
-    let (mut first, mut changed) = (None, Vec::new());
-    for given in choose(&client, &args.choice, true, fits, output).await? {
-        match ask(&client, &given, &change, output).await {
-            Ok(job) => changed.push(document(&job)),
-            Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
-            Err(failure) => first = Some(failure),
-        }
-    }
+    let names = choose(&client, &args.choice, true, fits, output).await?;
+    let (changed, first) =
+        each(&names, output, async |given, output| ask(&client, given, &change, output).await).await;
     if args.json {
+        let changed: Vec<Value> = changed.iter().map(document).collect();
         output.json(&json!({ "jobs": changed }))?;
     }
     first.map_or(Ok(()), Err)

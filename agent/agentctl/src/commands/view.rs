@@ -9,9 +9,7 @@ use std::fmt;
 
 use agent_model::job::Input;
 use agent_model::outcome::{Outcome, Usage};
-use agent_model::{
-    Blame, Clock, Code, EnvSpec, Fault, JobId, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp,
-};
+use agent_model::{Clock, Code, EnvSpec, Fault, JobId, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde::Serialize;
 
@@ -222,12 +220,7 @@ impl From<&Fault> for FaultView {
             what: fault.what.clone(),
             why: fault.why.clone(),
             fix: fault.fix.clone(),
-            blame: match fault.blame {
-                Blame::User => "user",
-                Blame::Node => "node",
-                Blame::Platform => "platform",
-                Blame::Network => "network",
-            },
+            blame: fault.blame.name(),
             retry: match fault.retry {
                 Retry::Never => "never",
                 Retry::SameNode => "same_node",

@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use agent_control::LogIntake;
-use agent_model::{Code, ReplicaId, Stream, failpoint};
+use agent_model::{Channel, Code, ReplicaId, Stream, failpoint};
 use agent_proto::v1;
 use agent_proto::v1::telemetry_client::TelemetryClient;
 use agent_shim::JobDir;
@@ -37,7 +37,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use tonic::transport::Channel;
+use tonic::transport;
 use tracing::{debug, info};
 
 use super::backoff::Backoff;
@@ -52,27 +52,6 @@ const SILENCE: Duration = Duration::from_secs(20);
 const ASKED_AGAIN: Duration = Duration::from_secs(600);
 /// Why nothing of that channel is shipped meanwhile.
 const OLD_CONTROLLER: &str = "the controller is of a release that does not keep it";
-
-/// What a shipped file holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Content {
-    /// A log.
-    Log(Stream),
-    /// Tracking records.
-    Tracking,
-    /// What it takes of its machine.
-    System,
-}
-
-impl Content {
-    fn channel(self) -> String {
-        match self {
-            Content::Log(stream) => stream.to_string(),
-            Content::Tracking => "tracking".to_owned(),
-            Content::System => "system".to_owned(),
-        }
-    }
-}
 
 /// The result of shipping a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,22 +157,22 @@ impl Telemetry {
 
     /// Ships the build log, a file that need not exist before its first byte is announced.
     pub(crate) fn ship_build(&self, replica: &ReplicaId, path: PathBuf) -> Shipper {
-        self.take(Feed::new(replica.clone(), Content::Log(Stream::Build), FilePosition::Plain(path)))
+        self.take(Feed::new(replica.clone(), Channel::Log(Stream::Build), FilePosition::Plain(path)))
     }
 
     /// Ships the tracking records of the job in `dir`.
     pub(crate) fn ship_tracking(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
-        self.take(Feed::new(replica.clone(), Content::Tracking, FilePosition::Tracking(dir.clone())))
+        self.take(Feed::new(replica.clone(), Channel::Tracking, FilePosition::Tracking(dir.clone())))
     }
 
     /// Ships what the job in `dir` takes of its machine.
     pub(crate) fn ship_system(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
-        self.take(Feed::new(replica.clone(), Content::System, FilePosition::Plain(dir.system())))
+        self.take(Feed::new(replica.clone(), Channel::System, FilePosition::Plain(dir.system())))
     }
 
     /// Ships the log of the job in `dir`, and removes what the controller has of it.
     pub(crate) fn ship_job(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
-        self.take(Feed::new(replica.clone(), Content::Log(Stream::Job), FilePosition::Job(dir.clone())))
+        self.take(Feed::new(replica.clone(), Channel::Log(Stream::Job), FilePosition::Job(dir.clone())))
     }
 
     fn take(&self, feed: Feed) -> Shipper {
@@ -219,7 +198,7 @@ impl Pending {
         // An older controller does not name the request that it answers.
         let is_told = answer.end == 0 || answer.end == self.end;
         is_told
-            && answer.channel == self.feed.content.channel()
+            && answer.channel == self.feed.channel.to_string()
             && answer.replica == self.feed.replica.to_string()
     }
 }
@@ -230,12 +209,12 @@ pub(crate) enum ToController {
     /// To the controller of this process.
     Near(Box<LogIntake>),
     /// To one at the other end of a channel.
-    Far(Channel),
+    Far(transport::Channel),
 }
 
 impl ToController {
     /// The way to the controller of this process, if there is one, or else over the channel.
-    pub(crate) fn new(near: Option<LogIntake>, far: &Channel) -> ToController {
+    pub(crate) fn new(near: Option<LogIntake>, far: &transport::Channel) -> ToController {
         near.map_or_else(|| ToController::Far(far.clone()), |intake| ToController::Near(Box::new(intake)))
     }
 }
@@ -297,7 +276,7 @@ impl Hub {
     fn take_arrivals(&mut self) {
         let without_system = self.without_system.is_some_and(|until| Instant::now() < until);
         while let Ok(feed) = self.arrivals.try_recv() {
-            if without_system && feed.content == Content::System {
+            if without_system && feed.channel == Channel::System {
                 feed.give_up(OLD_CONTROLLER);
             }
             self.flows.push(Flow::new(feed));
@@ -362,7 +341,7 @@ impl Hub {
                 .filter(|flow| flow.feed.replica == pending.feed.replica)
                 .for_each(|flow| flow.feed.give_up("it wants no more of this replica"));
         }
-        let is_system = |feed: &Feed| feed.content == Content::System;
+        let is_system = |feed: &Feed| feed.channel == Channel::System;
         if agent_proto::fault(status).code == Code::RequestInvalid
             && connection.pending.iter().any(|pending| is_system(&pending.feed))
         {
@@ -443,7 +422,7 @@ impl Connection {
         let bytes = data.len() as u64;
         let request = v1::AppendRequest {
             replica: flow.feed.replica.to_string(),
-            channel: flow.feed.content.channel(),
+            channel: flow.feed.channel.to_string(),
             offset,
             data: data.into(),
         };

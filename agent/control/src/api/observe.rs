@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use agent_model::sweep::{Logged, Tally};
 use agent_model::tracking::{TrackingLine, TrackingRecord};
-use agent_model::{Epoch, ReplicaId};
+use agent_model::{Channel, Epoch, ReplicaId};
 use tokio::sync::Mutex;
 
 use super::{Refusal, Services};
-use crate::archive::{Archive, Channel};
+use crate::archive::Archive;
 
 /// Bytes that are read at a time.
 const PART: usize = 1024 * 1024;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use agent_blocking::{Blocking, spawn_blocking};
 use agent_cas::Hasher;
-use agent_model::{Code, Epoch, Fault, JobId, ReplicaId, size};
+use agent_model::{Channel, Code, Epoch, Fault, JobId, ReplicaId, size};
 use agent_proto::v1;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream};
@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Caller, Refusal, Services, invalid};
-use crate::archive::{self, Archive, ArchiveError, Channel, LogFile};
+use crate::archive::{self, Archive, ArchiveError, LogFile};
 use crate::queue::{JobView, Standing};
 use crate::store::{RankEnd, RankPlace};
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use agent_model::machine::Eligibility;
 use agent_model::protocol::orders::{EnvironmentWant, Obeyed};
 use agent_model::{
-    Boot, Clock, Code, Digest, Fault, NodeId, Outcome, Preemption, Principal, ReplicaId, ReplicaStep, Retry,
-    Timestamp,
+    Boot, Channel, Clock, Code, Digest, Fault, NodeId, Outcome, Preemption, Principal, ReplicaId,
+    ReplicaStep, Retry, Timestamp,
 };
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
@@ -21,7 +21,7 @@ use super::grants::Grants;
 use super::inside::ServeStream;
 use super::nodes::words;
 use super::{Caller, Refusal, Services, invalid};
-use crate::archive::{Archive, ArchiveError, Channel};
+use crate::archive::{Archive, ArchiveError};
 use crate::lease::{Desired, Order, Orders};
 use crate::pins;
 use crate::queue::{Held, OrdersReceiver, Queue, Report, Standing};

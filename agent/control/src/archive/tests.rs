@@ -1,3 +1,5 @@
+use agent_model::Stream;
+
 use super::*;
 use agent_cas::digest_of;
 use proptest::prelude::*;

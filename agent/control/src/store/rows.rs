@@ -23,6 +23,9 @@ pub(super) const EVENT: &str = "number, job, at, epoch, node, text, proof";
 /// The columns of a document, in the order [`kept`] reads them.
 pub(super) const DOCUMENT: &str = "name, document, proof";
 
+/// The name under which the last writer is stored.
+pub(super) const OWNER: &str = "owner";
+
 /// Writes all changes of a line.
 pub(super) async fn write_all(to: &mut SqliteConnection, line: &Line) -> Result<(), sqlx::Error> {
     for (rev, job) in &line.jobs {
@@ -221,6 +224,15 @@ where
     T: std::str::FromStr<Err = agent_model::ids::IdError>,
 {
     text.parse().map_err(|source| StoreError::Name { what, id: text.to_owned(), source })
+}
+
+/// Who wrote last, and the number of that commit.
+pub(super) async fn last_writer(from: &mut SqliteConnection) -> Result<(Option<String>, u64), sqlx::Error> {
+    let query = sqlx::query_as(
+        "SELECT (SELECT value FROM meta WHERE name = ?), (SELECT value FROM meta WHERE name = 'rev')",
+    );
+    let (owner, rev): (Option<String>, Option<String>) = query.bind(OWNER).fetch_one(from).await?;
+    Ok((owner, rev.and_then(|rev| rev.parse().ok()).unwrap_or_default()))
 }
 
 /// The number of the last commit.

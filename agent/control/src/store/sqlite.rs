@@ -21,12 +21,9 @@ use super::ballast::Ballast;
 use super::file::{self, Names, connect, is_full, options, random_name, with_suffix};
 use super::opening::{self, OpenStoreError, Opened};
 use super::redo::{self, Line, Redo};
-use super::rows::{self, RowError, integer, last_commit, natural};
+use super::rows::{self, RowError, integer, last_commit, last_writer, natural};
 use super::salvage::WAL_COPY;
 use super::{Among, Changes, Document, Event, JobRecord, Loaded, Recovery, Store, StoreError};
-
-/// The name under which the last writer is stored.
-const OWNER: &str = "owner";
 
 /// See the module.
 #[derive(Debug)]
@@ -212,17 +209,17 @@ impl Sqlite {
         let mut connection = self.writer().acquire().await?;
         let written = async {
             let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
-            let last = last_commit(&mut transaction).await?;
+            let (owner, last) = last_writer(&mut transaction).await?;
             if last + 1 < line.rev {
                 // A connection that was opened anew took in less of a harmed log than was in it, whoever wrote the rest.
                 return Ok(Written::Behind);
             }
-            if rows::get(&mut transaction, OWNER).await?.as_deref() != Some(&self.owner) {
+            if owner.as_ref() != Some(&self.owner) {
                 // The first commit of this controller, or another one has written since.
                 if last + 1 != line.rev {
                     return Ok(Written::Taken);
                 }
-                rows::set(&mut transaction, OWNER, &self.owner).await?;
+                rows::set(&mut transaction, rows::OWNER, &self.owner).await?;
             }
             rows::write_all(&mut transaction, line).await?;
             failpoint::hit("control.store.commit")?;

@@ -47,11 +47,11 @@ impl Groups {
     /// What they use.
     pub fn usage(&self) -> GroupUsage {
         let one = |files: &[&str]| files.iter().find_map(|file| number(&self.with(file)?.join(file)));
-        let cpu = self.with("cpu.stat").and_then(|dir| entry(&dir.join("cpu.stat"), "usage_usec"));
+        let cpu = self.with("cpu.stat").and_then(|dir| counter(&dir.join("cpu.stat"), "usage_usec"));
         let memory = one(&["memory.current", "memory.usage_in_bytes"]).map(|all| {
             let unused = self.with("memory.stat").and_then(|dir| {
                 let file = dir.join("memory.stat");
-                entry(&file, "total_inactive_file").or_else(|| entry(&file, "inactive_file"))
+                counter(&file, "total_inactive_file").or_else(|| counter(&file, "inactive_file"))
             });
             all.saturating_sub(unused.unwrap_or(0))
         });
@@ -74,8 +74,8 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The number after a name, in a file of a name and a number a line.
-fn entry(file: &Path, name: &str) -> Option<u64> {
+/// A number from a file that has a name and a number in each line.
+pub fn counter(file: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }

@@ -5,11 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use agent_model::system::{PREFIX, Spread, SystemLine};
+use agent_model::Channel;
+use agent_model::system::{PREFIX, Spread, SystemLine, rounded};
 use agent_proto::v1;
 use serde_json::{Value, json};
 
 use super::history::{self, Point};
+use super::{documents, each_below_its_name};
 use crate::cli::MetricsArgs;
 use crate::client::{Client, answer, next};
 use crate::commands::arrays::tasks_or_self;
@@ -18,9 +20,6 @@ use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{number, wrap};
 use crate::output::{Output, Paper};
-
-/// The name of the channel that has it.
-const CHANNEL: &str = "system";
 
 /// What one job took, by rank.
 struct SystemUse {
@@ -58,26 +57,16 @@ pub(super) async fn show(client: &Client, args: &MetricsArgs, output: &mut Outpu
         };
     }
     if args.json {
-        let mut documents: Vec<Value> = all.iter().map(|taken| taken.json(&args.metric)).collect();
-        return match documents.len() {
-            1 => output.json(&documents.remove(0)),
-            _ => output.json(&documents),
-        };
+        return documents(all.iter().map(|taken| taken.json(&args.metric)).collect(), output);
     }
     let paper = output.paper();
-    for (place, taken) in all.iter().enumerate() {
-        if all.len() > 1 {
-            output.print(&format!("{}{}\n", if place > 0 { "\n" } else { "" }, taken.job))?;
-        }
-        match taken.render(&args.metric, paper) {
-            Some(text) => output.print(&text)?,
-            None => output.note(&format!(
-                "nothing was measured of {}: its node looks at a job first after 2 s",
-                taken.job
-            )),
-        }
-    }
-    Ok(())
+    let told = all.iter().map(|taken| {
+        let text = taken.render(&args.metric, paper).ok_or_else(|| {
+            format!("nothing was measured of {}: its node looks at a job first after 2 s", taken.job)
+        });
+        (taken.job.as_str(), text)
+    });
+    each_below_its_name(told.collect(), output)
 }
 
 /// What it takes now, of a job that runs on one node: the last line, if there is one.
@@ -126,7 +115,7 @@ async fn read(client: &Client, job: &str, rank: u32, last_lines: u64) -> Result<
     let request = v1::ReadLogRequest {
         job: job.to_owned(),
         rank,
-        stream: CHANNEL.to_owned(),
+        stream: Channel::System.to_string(),
         tail_lines: last_lines,
         ..Default::default()
     };
@@ -232,10 +221,6 @@ impl Summary {
 /// A name is given with or without what stands before it.
 fn is_wanted(prefix: &str, name: &str, wanted: &[String]) -> bool {
     wanted.is_empty() || wanted.iter().any(|one| one == name || one.strip_prefix(prefix) == Some(name))
-}
-
-fn rounded(value: f64) -> f64 {
-    (value * 10.0).round() / 10.0
 }
 
 #[cfg(test)]

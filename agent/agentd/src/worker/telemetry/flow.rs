@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use agent_model::protocol::log::unsent;
-use agent_model::{ReplicaId, failpoint, size};
+use agent_model::{Channel, ReplicaId, failpoint, size};
 use agent_shim::JobDir;
 use agent_shim::is_lack;
 use agent_shim::segments::Reader;
@@ -17,8 +17,6 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{error, warn};
-
-use super::Content;
 
 /// A file up to this length was never trimmed, so shipping starts at 0 without asking the controller.
 const SHORT: u64 = 4096;
@@ -75,7 +73,7 @@ pub(super) struct Stored {
 #[derive(Debug)]
 pub(super) struct Feed {
     pub(super) replica: ReplicaId,
-    pub(super) content: Content,
+    pub(super) channel: Channel,
     pub(super) place: FilePosition,
     pub(super) reader: Mutex<Option<Reader>>,
     /// How much of the file may be shipped.
@@ -91,10 +89,10 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    pub(super) fn new(replica: ReplicaId, content: Content, place: FilePosition) -> Feed {
+    pub(super) fn new(replica: ReplicaId, channel: Channel, place: FilePosition) -> Feed {
         Feed {
             replica,
-            content,
+            channel,
             place,
             reader: Mutex::new(None),
             written: AtomicU64::new(0),

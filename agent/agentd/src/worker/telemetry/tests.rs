@@ -117,7 +117,7 @@ impl Service for Controller {
 }
 
 /// A connection to `controller` in memory; it is made again whenever it broke.
-fn connect(controller: &Controller, tasks: &Arc<Mutex<JoinSet<()>>>) -> Channel {
+fn connect(controller: &Controller, tasks: &Arc<Mutex<JoinSet<()>>>) -> transport::Channel {
     let (controller, tasks) = (controller.clone(), tasks.clone());
     let connector = tower::service_fn(move |_| {
         let (near, far) = tokio::io::duplex(1 << 16);

@@ -4,8 +4,8 @@ const CHUNK: u64 = 256 * 1024;
 const WINDOW: u64 = 16 * CHUNK;
 
 fn flow(written: u64) -> Flow {
-    let content = Content::Log(agent_model::Stream::Job);
-    let feed = Feed::new("t.1.0".parse().unwrap(), content, FilePosition::Plain("/nowhere".into()));
+    let channel = Channel::Log(agent_model::Stream::Job);
+    let feed = Feed::new("t.1.0".parse().unwrap(), channel, FilePosition::Plain("/nowhere".into()));
     feed.written.store(written, Ordering::Release);
     Flow::new(Arc::new(feed))
 }
@@ -165,8 +165,8 @@ fn flow_of_segments() -> (tempfile::TempDir, Flow) {
     let policy = agent_shim::LogPolicy { segment: 4096, ..agent_shim::LogPolicy::default() };
     let mut writer = agent_shim::segments::Writer::open(dir.segments(), policy).unwrap();
     writer.append(&vec![b'x'; 10_000], std::time::Instant::now());
-    let content = Content::Log(agent_model::Stream::Job);
-    let feed = Feed::new("t.1.0".parse().unwrap(), content, FilePosition::Job(dir));
+    let channel = Channel::Log(agent_model::Stream::Job);
+    let feed = Feed::new("t.1.0".parse().unwrap(), channel, FilePosition::Job(dir));
     feed.written.store(10_000, Ordering::Release);
     let flow = Flow::new(Arc::new(feed));
     (temp, flow)
